@@ -16,6 +16,7 @@ from operator import mul
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhfsim.search import clock
 from rlhfsim.search.bound import objective_bound
@@ -33,13 +34,15 @@ ROWS = 20_000
 """Skeletons that are bounded in one go: memory stays small."""
 
 
+Distinct = tuple[Ints, NDArray[np.int32]]
+"""Distinct numbers of GPUs of a pool, and (n,) which of them it has in each skeleton."""
+
+
 class PoolSizes:
     """One pool of a partition on every number of GPUs that it may have."""
 
-    def __init__(
-        self, subproblems: Subproblems, partition: Partition, index: int, sizes: tuple[Ints, Ints]
-    ) -> None:
-        """`sizes`: distinct numbers of GPUs of the pool, and (n,) which of them it has in each skeleton."""
+    def __init__(self, subproblems: Subproblems, partition: Partition, index: int, sizes: Distinct) -> None:
+        """`sizes`: its numbers of GPUs."""
         self._subproblems, self._partition, self._index = subproblems, partition, index
         gpus, self.at = sizes
         self.gpus: list[int] = gpus.tolist()
@@ -101,7 +104,7 @@ class Bounds:
         subproblems: Subproblems,
         partition: Partition,
         sizes: Ints,
-        each: Sequence[tuple[Ints, Ints]],
+        each: Sequence[Distinct],
     ) -> None:
         """Roles that are not priced have their floors in the bounds. `each`: the sizes of each pool."""
         self._request, self._partition, self.sizes = request, partition, sizes
@@ -158,20 +161,21 @@ class Bounds:
         """Roles of a skeleton that are not priced."""
         return [floor.key for pool in self.pools for floor in pool.least(pool.at[row]).unpriced]
 
-    def legal(self) -> Iterator[int]:
-        """Plans of each skeleton."""
-        return self._products([[least.legal for least in pool.every] for pool in self.pools])
+    def legal(self, rows: Ints | None = None) -> int:
+        """Plans of some skeletons, or of all."""
+        return self._plans([[least.legal for least in pool.every] for pool in self.pools], rows)
 
-    def fitting(self) -> Iterator[int]:
+    def fitting(self, rows: Ints | None = None) -> int:
         """Those whose roles fit by themselves; one that is not priced keeps all options."""
-        return self._products([[least.fitting for least in pool.every] for pool in self.pools])
+        return self._plans([[least.fitting for least in pool.every] for pool in self.pools], rows)
 
-    def _products(self, factors: Sequence[Sequence[int]]) -> Iterator[int]:
-        columns = [np.array(of, dtype=object) for of in factors]
-        for first in range(0, len(self.sizes), ROWS):
-            rows = slice(first, first + ROWS)
-            each = (column[pool.at[rows]] for column, pool in zip(columns, self.pools, strict=True))
-            yield from reduce(mul, each).tolist()
+    def _plans(self, factors: Sequence[Sequence[int]], rows: Ints | None) -> int:
+        columns, total = [np.array(of, dtype=object) for of in factors], 0
+        rows = np.arange(len(self.sizes)) if rows is None else rows
+        for some in np.split(rows, range(ROWS, len(rows), ROWS)):
+            each = (column[pool.at[some]] for column, pool in zip(columns, self.pools, strict=True))
+            total += int(reduce(mul, each).sum())
+        return total
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -197,18 +201,8 @@ class Branch:
         """Skeletons all roles of which are priced; one that is not has its floor in the bound."""
         return self.bounds.priced
 
-    @property
-    def legal(self) -> list[int]:
-        """Plans of each skeleton."""
-        return list(self.bounds.legal())
-
-    @property
-    def fitting(self) -> list[int]:
-        """Those whose roles fit by themselves; one that is not priced keeps all options."""
-        return list(self.bounds.fitting())
-
     def fitting_in(self, row: int) -> int:
-        """The same of one skeleton."""
+        """Plans of a skeleton whose roles fit by themselves; one that is not priced keeps all options."""
         return prod(pool.least(pool.at[row]).fitting for pool in self.bounds.pools)
 
     def skeleton(self, row: int) -> Skeleton:
@@ -221,19 +215,24 @@ def bounded(
 ) -> list[Branch]:
     """Every partition with its splits."""
     known: dict[tuple[object, ...], Branch] = {}
-    pools: dict[tuple[object, ...], list[tuple[Ints, Ints]]] = {}
+    pools: dict[tuple[object, ...], list[Distinct]] = {}
     branches = []
     for partition, rows in zip(wanted, sizes, strict=True):
         if len(rows):
             shape = partition.groups, partition.hardware  # schedules share their splits
             if shape not in pools:
-                pools[shape] = [np.unique(column, return_inverse=True) for column in rows.T]
+                pools[shape] = [_numbered(column) for column in rows.T]
             name = *shape, partition.schedule, partition.adapters_only
             if name not in known:
                 bounds = Bounds(request, subproblems, partition, rows, pools[shape])
                 known[name] = Branch(partition=partition, bounds=bounds)
             branches.append(replace(known[name], partition=partition))
     return branches
+
+
+def _numbered(gpus: Ints) -> Distinct:
+    distinct, at = np.unique(gpus, return_inverse=True)
+    return distinct, at.astype(np.int32)
 
 
 def least_of(branches: Sequence[Branch]) -> float:
@@ -246,8 +245,8 @@ def totals(branches: Sequence[Branch]) -> tuple[int, int]:
     times: dict[Bounds, int] = {}
     for branch in branches:
         times[branch.bounds] = times.get(branch.bounds, 0) + 1
-    legal = sum(count * sum(bounds.legal()) for bounds, count in times.items())
-    return legal, sum(count * sum(bounds.fitting()) for bounds, count in times.items())
+    legal = sum(count * bounds.legal() for bounds, count in times.items())
+    return legal, sum(count * bounds.fitting() for bounds, count in times.items())
 
 
 def fit_alone(subproblems: Subproblems, wanted: Sequence[Partition], sizes: Sequence[Ints]) -> bool:
@@ -394,8 +393,8 @@ class Queue:
         for branch, some in zip(self._branches, self._within(limit), strict=True):
             rows.setdefault(branch.bounds, []).append(some)
         taken = {bounds: np.concatenate(some) for bounds, some in rows.items()}
-        counts = (np.array(list(of.fitting()), object)[some].sum() for of, some in taken.items())
-        return sum(counts), float(min(of.bound[some].min(initial=inf) for of, some in taken.items()))
+        plans = sum(of.fitting(some) for of, some in taken.items())
+        return plans, float(min(of.bound[some].min(initial=inf) for of, some in taken.items()))
 
     def _first(self, limit: float) -> tuple[Ints, Floats]:
         """Those left with bounds up to `limit`, the least first: `SORTED` of them, and all like the last."""
@@ -429,5 +428,4 @@ def fitting_of(entries: Sequence[Entry]) -> int:
     rows: dict[Bounds, list[int]] = {}
     for entry in entries:
         rows.setdefault(entry.branch.bounds, []).append(entry.row)
-    counts = {bounds: list(bounds.fitting()) for bounds in rows}
-    return sum(counts[bounds][row] for bounds, of in rows.items() for row in of)
+    return sum(bounds.fitting(np.array(of)) for bounds, of in rows.items())
