@@ -389,34 +389,36 @@ class Queue:
 
     def rest(self, limit: float) -> tuple[int, float]:
         """Plans of those that were not taken, with bounds up to `limit`, and the least of these bounds."""
+        self._raise(limit)
         rows: dict[Bounds, list[Ints]] = {}
-        for branch, some in zip(self._branches, self._within(limit), strict=True):
-            rows.setdefault(branch.bounds, []).append(some)
+        for i, branch in enumerate(self._branches):
+            rows.setdefault(branch.bounds, []).append(self._within(i, limit))
         taken = {bounds: np.concatenate(some) for bounds, some in rows.items()}
         plans = sum(of.fitting(some) for of, some in taken.items())
         return plans, float(min(of.bound[some].min(initial=inf) for of, some in taken.items()))
 
     def _first(self, limit: float) -> tuple[Ints, Floats]:
         """Those left with bounds up to `limit`, the least first: `SORTED` of them, and all like the last."""
-        each = self._within(limit)
-        known = zip(self._branches, each, strict=True)
-        bound = np.concatenate([np.empty(0), *(branch.bound[rows] for branch, rows in known)])
-        left = np.concatenate([np.arange(0), *map(np.add, self._starts.tolist(), each)])
-        if len(left) > SORTED:
-            first = bound <= np.partition(bound, SORTED)[SORTED]
-            left, bound = left[first], bound[first]
-        rows = np.argsort(bound, kind="stable")
-        return left[rows], bound[rows]
+        self._raise(limit)
+        left, bound = np.arange(0), np.empty(0)
+        for i, branch in enumerate(self._branches):
+            rows = self._within(i, limit)
+            left = np.concatenate([left, self._starts[i] + rows])
+            bound = np.concatenate([bound, branch.bound[rows]])
+            if len(left) > SORTED:
+                limit = float(np.partition(bound, SORTED)[SORTED])
+                left, bound = left[bound <= limit], bound[bound <= limit]
+        order = np.argsort(bound, kind="stable")
+        return left[order], bound[order]
 
-    def _within(self, limit: float) -> list[Ints]:
-        """Rows of each branch that are left, with bounds up to `limit`."""
+    def _raise(self, limit: float) -> None:
         for branch in self._branches:
             branch.bounds.raise_up_to(limit)
-        left = np.split(self._left, self._starts[1:])  # and what is behind the last
-        return [
-            np.flatnonzero(own & (branch.bound <= limit) & (branch.bound < inf))
-            for branch, own in zip(self._branches, left, strict=False)
-        ]
+
+    def _within(self, place: int, limit: float) -> Ints:
+        """Rows of a branch that are left, with bounds up to `limit`."""
+        bound, left = self._branches[place].bound, self._left[slice(*self._starts[place : place + 2])]
+        return np.flatnonzero(left & (bound <= limit) & (bound < inf))
 
     def _entry(self, index: int, bound: float) -> Entry:
         branch = int(np.searchsorted(self._starts, index, side="right")) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.placement.placement import Rest
 from rlhfsim.specs.workload.roles import TRAINED
+
+TOGETHER = 4_000
+"""Rows that are compared in one go: as bytes they take up twice the memory."""
 
 
 def fitting_options(
@@ -64,8 +67,13 @@ def fitting_options(
 
 
 def _distinct(rows: Rows) -> tuple[Rows, Ints]:
-    """Distinct rows (option, stage), and the place among them of each option: a third of all are."""
-    distinct, places = numbered(rows.view(f"V{rows.itemsize * STAGES}")[:, 0].tolist())
+    """Distinct rows (option, stage), and the place among them of each option.
+
+    A third of all are (Qwen3-235B on 4,096 GPUs with `async`: 110,812 of 328,915).
+    """
+    whole = rows.view(f"V{rows.itemsize * STAGES}")[:, 0]
+    some = (whole[first : first + TOGETHER].tolist() for first in range(0, len(whole), TOGETHER))
+    distinct, places = numbered(chain.from_iterable(some))
     held = np.frombuffer(b"".join(distinct), dtype=ROLE).reshape(-1, STAGES)
     return held, np.array(places, dtype=np.int64)
 

@@ -174,15 +174,15 @@ def design(
         settled = _Settled(request, searches, met, found.certificate.proven, explain)
         sought = partial(settled.others, rivals=rivals, overturned=overturned)
         run = partial(settled.recommended, simplest_s, left_out=left_out)
+        best, first, prices = settled.best, settled.first, settled.prices
         with nullcontext() if settled.options <= FORKED else serial():
             (behind, others), (close, ours) = (
                 in_parallel(sought, run) if explain and rivals else (sought(), run())
             )
-        best, first, prices = settled.best, settled.first, settled.prices
-        whynots = tuple(why_not(a, best, first.candidate, prices) for a in instead)
-        found = replace(found, best=best, whynots=whynots, **others, **ours)
-        if explain and not left_out and not clock.over():
-            found = replace(found, elsewhere=settled.elsewhere(found))
+            whynots = tuple(why_not(a, best, first.candidate, prices) for a in instead)
+            found = replace(found, best=best, whynots=whynots, **others, **ours)
+            if explain and not left_out and not clock.over():
+                found = replace(found, elsewhere=settled.elsewhere(found))
         return _compared(found, [first, *behind], prices.request, explain=explain, close=close)
 
 
