@@ -110,7 +110,7 @@ def training_bytes(rows: Rows) -> Floats:
     return np.asarray(sum(parts) + rows["framework"] + rows["nccl"])
 
 
-def rested(rows: Rows, rests: Sequence[Rest], rest: NDArray[np.intp], kind: RoleKind) -> Rows:
+def rested(rows: Rows, rests: Sequence[Rest], rest: NDArray[np.integer[Any]], kind: RoleKind) -> Rows:
     """Rows (option, stage) of layouts, whatever rests between calls, with what each role keeps then; `rest`:
     which of `rests` an option has."""
     rows = rows.copy()

@@ -148,15 +148,36 @@ class Combinations:
     rows: Ints
     """(n, roles so far) in the order of merging."""
     sums: Sums
-    bytes: Floats
-    """(n, moments, views, 3) bytes, mean and variance."""
+    held: Floats
+    """(m, moments, views, 3) bytes, mean and variance."""
+    at: Ints | None = None
+    """(n,) row of `held` of each, which options of a role share; None: the m combinations."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def bytes(self) -> Floats:
+        """(n, moments, views, 3) row of `held` of each."""
+        return self.held if self.at is None else self.held[self.at]
+
+    @property
+    def leanest(self) -> Floats:
+        """(moments, views, 3) the least of them."""
+        if self.at is None or len(self) < len(self.held):
+            return np.asarray(self.bytes.min(axis=0))
+        there = np.zeros(len(self.held), dtype=np.bool_)
+        there[self.at] = True
+        return np.asarray(self.held[there].min(axis=0))
+
     def only(self, rows: Ints | Bools) -> Combinations:
         """Some of them."""
-        return Combinations(rows=self.rows[rows], sums=self.sums.only(rows), bytes=self.bytes[rows])
+        held, at = (self.held[rows], None) if self.at is None else (self.held, self.at[rows])
+        return Combinations(rows=self.rows[rows], sums=self.sums.only(rows), held=held, at=at)
+
+    def whole(self) -> Combinations:
+        """The same, each with its own row of `held`."""
+        return self if self.at is None else replace(self, held=self.bytes, at=None)
 
 
 def together(parts: Sequence[Combinations]) -> Combinations:
@@ -164,5 +185,5 @@ def together(parts: Sequence[Combinations]) -> Combinations:
     return Combinations(
         rows=np.concatenate([p.rows for p in parts]),
         sums=Sums(np.concatenate([p.sums.values for p in parts])),
-        bytes=np.concatenate([p.bytes for p in parts]),
+        held=np.concatenate([p.bytes for p in parts]),
     )

@@ -207,7 +207,7 @@ class _Merge:
         self.shortfall = np.inf
         self.rows = np.empty((0, len(group)), np.int64)
         self.numbers = numbers_of(subproblem, self.roles[0].sums.only(slice(0, 0)))
-        self.held = subproblem.held_elsewhere(self.roles[0].bytes[:0])
+        self.held = subproblem.held_elsewhere(self.roles[0].held[:0])
 
     def run(self) -> None:
         """Narrows every role, then merges them."""
@@ -224,6 +224,7 @@ class _Merge:
             narrower = sum(map(len, self.roles)) < NARROWER * before
         if not all(map(len, self.roles)):
             return
+        self.roles = [role.whole() for role in self.roles]
         if len(self.roles) == 1 and self.beam is None and self.subproblem.frees != "must":
             clock.check()
             self._finish(self.roles[0])
@@ -234,7 +235,7 @@ class _Merge:
         start = Combinations(
             rows=np.empty((1, 0), np.int64),
             sums=Sums(np.zeros((1, first.sums.values.shape[1]))),
-            bytes=np.zeros((1, *first.bytes.shape[1:])),
+            held=np.zeros((1, *first.held.shape[1:])),
         )
         self.grow(start, 0)
 
@@ -253,7 +254,8 @@ class _Merge:
         role = self.roles[place]
         least, leanest = self._least([r for i, r in enumerate(self.roles) if i != place], role)
         numbers = numbers_of(self.subproblem, Sums(role.sums.values + least.values))
-        numbers.peak[...] = (role.bytes[..., 0] + leanest[..., 0]).max(axis=(1, 2))
+        if self.subproblem.wants_memory:
+            numbers.peak[...] = (role.bytes[..., 0] + leanest[..., 0]).max(axis=(1, 2))
         self._keep(place, self.bound(numbers) <= self.limit, "bounded")
         role = self.roles[place]
         if len(role):
@@ -272,7 +274,7 @@ class _Merge:
     def _least(roles: Sequence[Combinations], like: Combinations) -> tuple[Sums, Floats]:
         """The least that some roles add: their fastest options, and their leanest."""
         least = Sums(sum((r.sums.values.min(axis=0) for r in roles), np.zeros(like.sums.values.shape[1])))
-        return least, sum((r.bytes.min(axis=0) for r in roles), np.zeros(like.bytes.shape[1:]))
+        return least, sum((role.leanest for role in roles), np.zeros(like.held.shape[1:]))
 
     def grow(self, part: Combinations, place: int) -> None:
         """Merges the roles from `place` on; many combinations go on in batches: memory stays small."""
@@ -348,7 +350,7 @@ class _Merge:
             both = Combinations(
                 rows=np.concatenate([part.rows[one], role.rows[two]], axis=1),
                 sums=Sums(part.sums.values[one] + role.sums.values[two]),
-                bytes=np.empty((len(one), 0)),
+                held=np.empty((len(one), 0)),
             )
             add_sync(self.subproblem, both, order)
             numbers = numbers_of(self.subproblem, Sums(both.sums.values + least.values))
@@ -368,7 +370,7 @@ class _Merge:
                 turns = turns[np.argsort(bound[turns], kind="stable")]
             for some in np.split(turns, range(turn, len(turns), turn)):
                 block = both.only(some)
-                block.bytes = part.bytes[one[some]] + role.bytes[two[some]]
+                block.held = part.bytes[one[some]] + role.bytes[two[some]]
                 host = block.sums.host + least.host
                 fits, missing = fits_of(self.subproblem, block, block.bytes + leanest, host)
                 if not rest:

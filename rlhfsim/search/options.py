@@ -170,34 +170,38 @@ class OptionTable:
         waits = (times.load + times.unload > 0) + 2 * (times.train_load + times.train_unload > 0)
         return np.asarray(waits, dtype=np.int64)
 
-    def states(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
-        """The same as `sums`, for many pools: computed once, and put into rows again where these are few."""
-        if len(self.bytes) <= FEW_ROWS:
-            return self.sums(profile, sync, with_actor=with_actor)
-        generates = self.key.role == "rollout"
-        sync = sync if generates or self.key.role == "actor" else NO_SYNC
-        name = DeviceKey(profile), sync, with_actor and generates
-        if name not in self._states:
-            self._states[name] = self.sums(profile, sync, with_actor=with_actor)
-        return self._states[name]
+    def states(
+        self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True
+    ) -> tuple[Mapping[str, Floats], Ints | None]:
+        """State -> bytes, mean and variance (see `memory.components`) of some rows, and which of them each
+        option has (None: its own); computed once, for many pools."""
+        return self._known(self._states, profile, sync, with_actor=with_actor)
 
     def sums(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
-        """State -> bytes, mean and variance (see `memory.components`)."""
-        sync = sync if self.key.role in ENDS else NO_SYNC
-        if len(self.bytes) > max(len(self), FEW_ROWS):
-            return self._sums(self.held, profile, sync, with_actor=with_actor)
-        name = DeviceKey(profile), sync, with_actor
-        sums = self.of_rows.get(name) or self._sums(self.bytes, profile, sync, with_actor=with_actor)
-        if len(self.bytes) <= FEW_ROWS:
-            self.of_rows[name] = sums
-        return sums if self.places is None else {state: one[self.places] for state, one in sums.items()}
+        """The same of each option."""
+        states, at = self._known({}, profile, sync, with_actor=with_actor)
+        return states if at is None else {state: one[at] for state, one in states.items()}
 
-    def _sums(
-        self, rows: Rows, profile: Profile, sync: SyncBytes, *, with_actor: bool
-    ) -> Mapping[str, Floats]:
-        if self.key.role == "rollout":
-            return engine_sums(profile, rows, sync, with_actor=with_actor)
-        return role_sums(profile, rows, sync)
+    def _known(
+        self,
+        known: dict[object, Mapping[str, Floats]],
+        profile: Profile,
+        sync: SyncBytes,
+        *,
+        with_actor: bool,
+    ) -> tuple[Mapping[str, Floats], Ints | None]:
+        sync = sync if self.key.role in ENDS else NO_SYNC
+        name = DeviceKey(profile), sync, with_actor and self.key.role == "rollout"
+        many, few = len(self.bytes) > max(len(self), FEW_ROWS), len(self.bytes) <= FEW_ROWS
+        known = self.of_rows if few else known
+        if name not in known:
+            rows = self.held if many else self.bytes
+            known[name] = (
+                engine_sums(profile, rows, sync, with_actor=with_actor)
+                if self.key.role == "rollout"
+                else role_sums(profile, rows, sync)
+            )
+        return known[name], None if many else self.places
 
     def that(self, wishes: Iterable[Condition]) -> OptionTable:
         """The table with those options alone that all of the wishes hold for; `legal` stays."""

@@ -15,7 +15,7 @@ which roles are moved in and out of GPU memory, since those wait for the whole b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -120,14 +120,17 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
     if subproblem.pace == "pieces" and "rollout" in subproblem.group:
         columns += list(table.pieces.T if role == "rollout" else [none] * STREAM_CHUNKS)
     workload = subproblem.workload
-    states = table.states(
+    states, at = table.states(
         subproblem.hardware.profile, subproblem.sync, with_actor="actor" in subproblem.group
     )
     there = (*subproblem.group, "rollout") if subproblem.lends else subproblem.group
     held = np.stack([states[m.of(role)] for m in peak_moments(subproblem.calls, there, workload)], axis=1)
+    whole = Combinations(
+        rows=np.arange(len(table))[:, None], sums=Sums(np.stack(columns, axis=1)), held=held, at=at
+    )
     if subproblem.lent is not None:
-        held = np.concatenate([held, subproblem.lent], axis=1)
-    return Combinations(rows=np.arange(len(table))[:, None], sums=Sums(np.stack(columns, axis=1)), bytes=held)
+        return replace(whole, held=np.concatenate([whole.bytes, subproblem.lent], axis=1), at=None)
+    return whole
 
 
 def add_sync(subproblem: Subproblem, part: Combinations, order: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.specs.placement.layout_columns import FIELDS, Layouts, ManyRoles, all_of, array_of
@@ -34,9 +35,9 @@ class RoleRows(Sequence[RolePlacement]):
     """Distinct ones, which tables of the same options share."""
     rests: tuple[Rest, ...]
     """Distinct ones."""
-    layout: Ints
+    layout: NDArray[np.integer[Any]]
     """(n,) which of the layouts each option has."""
-    rest: Ints
+    rest: NDArray[np.integer[Any]]
     """(n,) which of the rests."""
 
     def __len__(self) -> int:
@@ -61,21 +62,26 @@ class RoleRows(Sequence[RolePlacement]):
 
     @property
     def alone(self) -> RoleRows:
-        """The same without layouts that none of them has."""
+        """The same without layouts that none of them has, to be kept: in few bytes."""
         used, layout = np.unique(self.layout, return_inverse=True)
-        return RoleRows(layouts=self.layouts.only(used), rests=self.rests, layout=layout, rest=self.rest)
+        return RoleRows(
+            layouts=self.layouts.only(used),
+            rests=self.rests,
+            layout=layout.astype(np.int32),
+            rest=self.rest.astype(np.int8),
+        )
 
     def that(self, holds: Condition) -> Bools:
         """(n,) for which a condition holds; it is asked once for each rest, about all layouts."""
         found = np.zeros((len(self.rests), len(self.layouts)), dtype=np.bool_)
         for number, rest in enumerate(self.rests):
             found[number] = holds(ManyRoles(self.layouts, *rest))
-        return found[self.rest, self.layout]
+        return np.asarray(found[self.rest, self.layout])
 
     @property
     def frees(self) -> Bools:
         """(n,) Whether something leaves GPU memory between calls."""
-        return np.array([rest.frees for rest in self.rests], dtype=np.bool_)[self.rest]
+        return np.asarray(np.array([rest.frees for rest in self.rests], dtype=np.bool_)[self.rest])
 
     def like(self, role: RolePlacement) -> Ints:
         """Rows of the options that are this one."""

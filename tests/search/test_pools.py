@@ -119,7 +119,7 @@ def by_hand(c: Subproblem) -> list[tuple[float, float]]:
     """(seconds, peak bytes) of every combination that fits, added up in plain loops."""
     found = []
     actor, critic, rollout = c.tables
-    states = [t.states(PROFILE, NO_SYNC) for t in c.tables]
+    states = [t.sums(PROFILE, NO_SYNC) for t in c.tables]
     asleep = [s["idle"] for s in states]
     for i, j, k in product(*map(range, map(len, c.tables))):
         a, b, r = asleep[0][i], asleep[1][j], states[2]["ready"][k]
