@@ -67,7 +67,7 @@ ROLLOUT_OPENING = 100
 """The same (1 ms) of one whose rollout alone is looked at."""
 TOGETHER = 1_000_000
 """Combinations of all pools of a skeleton that a quick look puts together."""
-REFUSED, STALE = 200, 2_000
+REFUSED, STALE = 200, 2_500
 """Options whose prices take as long (12 us each) as the ledger of a plan that may not run, and as the
 simulation of one with stale samples."""
 SMALL = 64
