@@ -52,7 +52,8 @@ def main() -> None:
     for fixed, changes in found.items():
         shorter = [change for change in changes if change < -SHORTER]
         kind = "fixed" if fixed else "drawn"
-        print(f"{kind} lengths: {len(shorter)} of {len(changes)} shorter, by {-min(changes, default=0):.1%}")
+        most = f", by up to {-min(shorter):.1%}" if shorter else ""
+        print(f"{kind} lengths: {len(shorter)} of {len(changes)} shorter{most}")
 
 
 def searched(asked: Request) -> tuple[float, float]:

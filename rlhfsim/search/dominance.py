@@ -127,7 +127,8 @@ class Beside:
 
         A slower learner is taken to shorten no step. In the simulation a faster one moves weights more often,
         while more sequences run that prefill again: of 60 what-if points (30 of fixed lengths) one would have
-        a step that is 6 % shorter with a learner slowed down by 6 %, none of the 30 with drawn lengths has.
+        a step that is 5 % shorter with a slower learner, none of the 30 with drawn lengths
+        (lab/benchmarks/slower_learners.py).
         Where its GPUs are lent: `LENT_GAP`. A move that is shorter by some seconds shortens no step by more.
         """
         shorter = sum(max(0.0, mine - its) for mine, its in zip(self.moves_s, moves_s, strict=True))

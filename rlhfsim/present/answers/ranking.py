@@ -99,7 +99,7 @@ def considered(answer: Design) -> Note:
     ]
     if c.proven and answer.request.stale:
         lines.append(
-            "  asynchronous: a slower learner is taken to shorten no step; in 1 of 60 cases it could, by 6 %"
+            "  asynchronous: a slower learner is taken to shorten no step; in 1 of 60 cases it could, by 5 %"
         )
     if answer.confidence is not None and answer.request.objective != "memory":
         likely = words.likely(answer.confidence)
