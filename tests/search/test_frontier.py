@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.search import branch_and_bound
+from rlhfsim.search import branch_and_bound, branches
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.branches import Queue
 from rlhfsim.search.request import Request
@@ -45,9 +45,11 @@ def test_pricing_roles_as_bounds_ask_finds_the_same_optimum_and_counts_every_pla
     assert left > 0  # searches that never needed the price of some role
 
 
+@pytest.mark.parametrize("together", [3, 10**6])
 def test_skeletons_come_in_the_order_of_the_bounds_that_their_prices_give(
-    questions: Any, monkeypatch: pytest.MonkeyPatch
+    questions: Any, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
+    """However many of them are put in order at a time."""
     case = next(c for seed in SEEDS if (c := questions.drawn(seed, most=10**5)) is not None and c.plans > 500)
     whole = Search(case.request, case.models)
     sizes = {
@@ -56,6 +58,7 @@ def test_skeletons_come_in_the_order_of_the_bounds_that_their_prices_give(
         for row, bound in zip(branch.sizes.tolist(), branch.bound.tolist(), strict=True)
     }
     monkeypatch.setattr(branch_and_bound, "SMALL", 0)
+    monkeypatch.setattr(branches, "SORTED", together)
     search = Search(case.request, case.models)
     entries = list(Queue(search.frontier, search._branches()).up_to(lambda: 1e9))
     assert [e.bound for e in entries] == sorted(x for x in sizes.values() if x < 1e9)

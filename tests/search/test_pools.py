@@ -20,7 +20,7 @@ from rlhfsim.search.columns import Numbers, OptionTimes
 from rlhfsim.search.dominance import distinct, lean, undominated
 from rlhfsim.search.merging import PoolTable, pool_table
 from rlhfsim.search.options import OptionTable, PriceKey, agreed
-from rlhfsim.search.pools import Subproblem
+from rlhfsim.search.pools import Subproblem, alone
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
@@ -183,6 +183,34 @@ def test_what_good_combinations_beat_at_once_is_dominated(
     assert adds_up(early, prod(map(len, c.tables)))
     assert early.infeasible <= late.infeasible
     assert {*map(tuple, early.rows.tolist())} == {*map(tuple, late.rows.tolist())}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_quick_look_finds_the_same_in_parts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of each class, whether they are chosen from all combinations or from a few at a time."""
+    c, found = subproblem(np.random.default_rng(500 + seed), pace="continuous"), []
+    for few in (10**6, 2):
+        monkeypatch.setattr(merging, "CHUNK", few)
+        monkeypatch.setattr(merging, "BATCH", few)
+        monkeypatch.setattr(merging, "OF_A_CLASS", 2)
+        look = merging._Merge(c, alone(c), seconds, inf, None, quick=True)
+        look.run()
+        found.append(look.rows.tolist())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_options_that_share_their_bytes_make_the_same_pool(seed: int) -> None:
+    c = subproblem(np.random.default_rng(600 + seed), sync_seconds=None)
+    rows = [np.array([0, 1, 0, 1, 1]) for _ in c.tables]
+    shared = tuple(t.only(row) for t, row in zip(c.tables, rows, strict=True))
+    own = tuple(replace(t, bytes=t.held, places=None, of_rows={}) for t in shared)
+    assert all(t.states(PROFILE, NO_SYNC)[1] is not None for t in shared)
+    one, other = (pool_table(replace(c, tables=some, originals=some), seconds, inf) for some in (shared, own))
+    assert np.array_equal(one.rows, other.rows)
+    assert np.array_equal(one.numbers.values, other.numbers.values)
+    assert (one.bounded, one.infeasible, one.dominated) == (other.bounded, other.infeasible, other.dominated)
+    assert one.shortfall == other.shortfall
 
 
 @pytest.mark.parametrize("seed", range(20))
