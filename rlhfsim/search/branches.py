@@ -361,7 +361,7 @@ class Queue:
         """None of them was taken yet."""
         self._frontier, self._branches = frontier, branches
         self._starts = np.cumsum([0, *(len(branch.sizes) for branch in branches)])
-        """Of each branch among all skeletons, and the end."""
+        """Where each branch begins among all skeletons, and where the last ends."""
         self._left = np.ones(len(self), dtype=np.bool_)
 
     def __len__(self) -> int:
