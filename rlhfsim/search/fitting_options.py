@@ -33,8 +33,8 @@ from rlhfsim.specs.placement.layout_columns import Layouts
 from rlhfsim.specs.placement.placement import Rest
 from rlhfsim.specs.workload.roles import TRAINED
 
-TOGETHER = 4_000
-"""Rows that are compared in one go: as bytes they take up twice the memory."""
+AT_A_TIME = 4_000
+"""Rows that are made bytes and compared in one go: all at once they would take their memory again."""
 
 
 def fitting_options(
@@ -72,7 +72,7 @@ def _distinct(rows: Rows) -> tuple[Rows, Ints]:
     A third of all are (Qwen3-235B on 4,096 GPUs with `async`: 110,812 of 328,915).
     """
     whole = rows.view(f"V{rows.itemsize * STAGES}")[:, 0]
-    some = (whole[first : first + TOGETHER].tolist() for first in range(0, len(whole), TOGETHER))
+    some = (whole[first : first + AT_A_TIME].tolist() for first in range(0, len(whole), AT_A_TIME))
     distinct, places = numbered(chain.from_iterable(some))
     held = np.frombuffer(b"".join(distinct), dtype=ROLE).reshape(-1, STAGES)
     return held, np.array(places, dtype=np.int64)
