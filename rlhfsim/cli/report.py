@@ -94,7 +94,8 @@ def report(
     reason = _rejection(source)
     page = _page(source, compare, given)
     write(where, page)
-    written = f"{len(page.figures)} figures in {where} ({format(where.stat().st_size, 'byte')})"
+    figures = f"{len(page.figures)} figures" if page.figures else "a page"  # one of a table draws its own
+    written = f"{figures} in {where} ({format(where.stat().st_size, 'byte')})"
     if as_json:
         verdict = {"fits": reason is None, "rejected_by": reason}
         click.echo(json.dumps(plain.page(page, where) | verdict, indent=1))

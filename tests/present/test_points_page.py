@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rlhfsim.cli.report import report
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.present.answers.tree import Explorer
 from rlhfsim.present.html.page import write
@@ -121,3 +123,10 @@ def test_names_cannot_end_the_data_in_the_page(table: Path) -> None:
     text = table.with_suffix(".html").read_text()
     data = text.split('id="explorer-data">')[1].split("</script>")[0]
     assert len(json.loads(data)["seconds"]) == 14
+
+
+def test_the_command_counts_no_figures_of_a_page_that_draws_its_own(table: Path) -> None:
+    ran = CliRunner().invoke(report, [str(table), "--out", str(table.with_suffix(".html"))])
+    assert ran.exit_code == 0
+    assert "0 figures" not in ran.output
+    assert f"a page in {table.with_suffix('.html')} (" in ran.output.replace("\n", "")
