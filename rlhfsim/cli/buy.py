@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rlhfsim.cli.constraints import confidence_option
-from rlhfsim.cli.params import FILE, Answer, Output, command, detail_option, json_option, option
+from rlhfsim.cli.params import FILE, Output, Told, command, detail_option, json_option, option
 from rlhfsim.outputs import cache_folder
 from rlhfsim.present.answers.buy import purchase_page
 from rlhfsim.what_if.purchase.answer import Decision, decided, priced_options
@@ -33,7 +33,7 @@ Examples:
 )
 @detail_option
 @json_option
-def buy(portfolio: Path, confidence: float, **_: Any) -> Answer:
+def buy(portfolio: Path, confidence: float, **_: Any) -> Told:
     """Find which GPUs to buy, reserve and rent over three years, how many and when.
 
     PORTFOLIO is a file of jobs, kinds of GPU and supplies (docs/budget.md).
@@ -41,7 +41,7 @@ def buy(portfolio: Path, confidence: float, **_: Any) -> Answer:
     Exit codes: 0 the deadlines are kept, 1 they are not, 2 bad input.
     """
     answer = bought(portfolio, confidence)
-    return Answer(purchase_page(answer), answer.meets)
+    return Told(purchase_page(answer), answer.meets)
 
 
 def bought(portfolio: Path, confidence: float) -> Decision:

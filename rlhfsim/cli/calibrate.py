@@ -16,8 +16,8 @@ from rlhfsim.calibration.profile_writer import check_new, write_profile
 from rlhfsim.cli.mixed_runs import is_run_folder, of_one_gpu, read_runs
 from rlhfsim.cli.params import (
     PATH,
-    Answer,
     Output,
+    Told,
     Words,
     bad_option,
     command,
@@ -52,7 +52,7 @@ Examples:
     "The profile before: name, alias or YAML file; default: the one of the runs' plans.",
 )
 @json_option
-def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, **_: Any) -> Answer:
+def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, **_: Any) -> Told:
     """Fit the coefficients of a profile to executed runs and write a new profile.
 
     RUN is a folder of rlhfsim launch or rlhfsim import-run, a log that import-run reads, or a folder of many
@@ -80,7 +80,7 @@ def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, **_
         fitted = replace(fitted, notes=(*left, *fitted.notes))
     if out is not None:
         write_profile(out, fitted, profile)
-    return Answer(calibrate_page(fitted, out))
+    return Told(calibrate_page(fitted, out))
 
 
 def _check_once(runs: Sequence[Path]) -> None:

@@ -9,7 +9,7 @@ import click
 
 from rlhfsim.cli import completion
 from rlhfsim.cli.launch import look, read
-from rlhfsim.cli.params import FILE, FOLDER, Answer, Words, command, json_option, on_command_line, option
+from rlhfsim.cli.params import FILE, FOLDER, Told, Words, command, json_option, on_command_line, option
 from rlhfsim.cli.run_settings import settings_of
 from rlhfsim.present.answers import check_machine as view
 
@@ -28,7 +28,7 @@ Examples:
 @option("--out folder", FOLDER, "Folder of the run, for the disk.", default=Path("runs/latest"))
 @option("--address", None, "A running Ray cluster: every node of it; default: this machine.")
 @json_option
-def check_machine(file: str | None, folder: Path, **given: Any) -> Answer:
+def check_machine(file: str | None, folder: Path, **given: Any) -> Told:
     """Check what a run needs of the machine, in about ten seconds: driver, GPUs, network, limits, disk.
 
     FILE is the plan (or scenario, or shipped system) to run: its needs are then compared too. Nothing is
@@ -40,4 +40,4 @@ def check_machine(file: str | None, folder: Path, **given: Any) -> Answer:
         plan = read(file) if file is not None else None
         settings = settings_of(given["settings_file"], (), model=given["model"])
     found = look(plan, settings, folder, given["address"])
-    return Answer(view.page(found), not view.missing(found))
+    return Told(view.page(found), not view.missing(found))

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhfsim.cli.constraints import confidence_option, constraint_options, promise_options
 from rlhfsim.cli.inputs import FRAMEWORKS, oversubscription_option, rent_option, workload_options
-from rlhfsim.cli.params import Answer, Given, OneOf, Words, bad_option, command, json_option, option
+from rlhfsim.cli.params import Given, OneOf, Told, Words, bad_option, command, json_option, option
 from rlhfsim.cli.search_progress import counted
 from rlhfsim.cli.size import kinds_of, on_one_gpu, targets_on
 from rlhfsim.errors import RlhfsimError
@@ -41,14 +41,14 @@ Examples:
 @promise_options
 @confidence_option
 @json_option
-def choose(**given: Any) -> Answer:
+def choose(**given: Any) -> Told:
     """Compare kinds of GPUs, sizes, frameworks and backends: step, cost, probability."""
     asked, targets = candidates(given)
     with counted("designing", len(asked)) as tick:
         wanted = Targets(requirements=targets, steps=given["steps"], confidence=given["confidence"])
         options = search_choose(asked, wanted, local(), progress=tick)
     page = choose_page(options, targets, given["steps"], given["confidence"])
-    return Answer(page, options[0].meets)
+    return Told(page, options[0].meets)
 
 
 def candidates(given: Given) -> tuple[list[Request], tuple[Requirement, ...]]:

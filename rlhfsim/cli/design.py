@@ -26,10 +26,10 @@ from rlhfsim.cli.inputs import (
 )
 from rlhfsim.cli.params import (
     FILE,
-    Answer,
     Given,
     OneOf,
     Output,
+    Told,
     Words,
     bad_option,
     command,
@@ -120,7 +120,7 @@ ANSWERED_EARLY = 3
 @detail_option
 @json_option
 @click.pass_context
-def design(ctx: click.Context, /, **given: Any) -> Answer | None:
+def design(ctx: click.Context, /, **given: Any) -> Told | None:
     """Choose architecture and layouts for a cluster and a model."""
     limit = ctx.with_resource(ExitStack())
     limit.enter_context(clock.within(given["time_limit"]))  # who leads is looked for too

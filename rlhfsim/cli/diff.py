@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.params import PATH, Answer, command, json_option
+from rlhfsim.cli.params import PATH, Told, command, json_option
 from rlhfsim.present.answers.diff import diff_page
 from rlhfsim.what_if.differences import diff as between
 from rlhfsim.what_if.differences import read_side
@@ -23,9 +23,9 @@ Examples:
 @click.argument("before", type=PATH)
 @click.argument("after", type=PATH)
 @json_option
-def diff(before: Path, after: Path, **_: Any) -> Answer:
+def diff(before: Path, after: Path, **_: Any) -> Told:
     """Show only what changed from BEFORE to AFTER: question, choice, outcome.
 
     Each is a plan.json, with its prediction, or the folder of a run, with what was measured.
     """
-    return Answer(diff_page(between(read_side(before), read_side(after))))
+    return Told(diff_page(between(read_side(before), read_side(after))))

@@ -13,9 +13,9 @@ from rlhfsim.cli import completion
 from rlhfsim.cli.import_run import MODEL_HELP, settings
 from rlhfsim.cli.inputs import price_option
 from rlhfsim.cli.params import (
-    Answer,
     Number,
     OneOf,
+    Told,
     Words,
     bad_option,
     command,
@@ -81,7 +81,7 @@ class MeanTokens(Number):
 @flag("--strict", "Refuse keys that the release does not have (exit code 2).")
 @price_option
 @json_option
-def doctor(configs: tuple[str, ...], gpu: str, **given: Any) -> Answer:
+def doctor(configs: tuple[str, ...], gpu: str, **given: Any) -> Told:
     """Judge a configuration: does it fit, how long is a step, which keys to change.
 
     CONFIG is the launch script, YAML or JSON that a run starts from, the command itself in quotes, or - for
@@ -120,7 +120,7 @@ def doctor(configs: tuple[str, ...], gpu: str, **given: Any) -> Answer:
             check_keys(answer)
         repaired = _written_fix(answer, configs) if given["fix"] else None
     runs = answer.judged.fits and not any(f.stops for f in answer.findings)
-    return Answer(page(answer, repaired), runs)
+    return Told(page(answer, repaired), runs)
 
 
 def _check_new(configs: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlhfsim.cli.constraints import SURE, SURELY, priced_targets, promise_options, target_options, targets_of
-from rlhfsim.cli.params import Answer, Given, Output, command, detail_option, option, together
+from rlhfsim.cli.params import Given, Output, Told, command, detail_option, option, together
 from rlhfsim.cli.planned import plan_options, planned, run_of
 from rlhfsim.plan import AskedRun, write_plan
 from rlhfsim.present.answers.estimate import page
@@ -30,7 +30,7 @@ Examples:
 @option("--confidence", SURE, f"{SURELY} Default: that of plan.json, or {CONFIDENCE:.0%}.")
 @option("--out", Output("plan"), "Write the plan as plan.json.", metavar="FILE")
 @detail_option
-def estimate(**given: Any) -> Answer:
+def estimate(**given: Any) -> Told:
     """Price one plan: time by phase and what binds it, memory, money, energy.
 
     FILE is a scenario (YAML), a shipped system (verl, openrlhf, trl, ...) or a plan.json. Without
@@ -53,7 +53,7 @@ def estimate(**given: Any) -> Answer:
         answer = replace(answer, plan=replace(answer.plan, run=run))
     if given["out"] is not None and answer.plan is not None:
         write_plan(given["out"], answer.plan)
-    return Answer(page(answer, known, given["detail"]), answer.fits and (known is None or known.meets))
+    return Told(page(answer, known, given["detail"]), answer.fits and (known is None or known.meets))
 
 
 def _targets(given: Given, kept: AskedRun | None) -> tuple[Requirement, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.params import FILE, Answer, NewFolder, OneOf, command, json_option, option
+from rlhfsim.cli.params import FILE, NewFolder, OneOf, Told, command, json_option, option
 from rlhfsim.interchange.cluster_jobs import MANAGERS
 from rlhfsim.interchange.export import export as exported
 from rlhfsim.interchange.export import exporters
@@ -34,7 +34,7 @@ Examples:
 @option("--with manager", OneOf("manager", MANAGERS), "Job of a cluster beside the script: slurm, skypilot.")
 @option("--out", NewFolder(), "New folder for the files.", required=True, metavar="FOLDER")
 @json_option
-def export(file: Path, to: str, version: str | None, manager: str | None, out: Path, **_: Any) -> Answer:
+def export(file: Path, to: str, version: str | None, manager: str | None, out: Path, **_: Any) -> Told:
     """Write plan FILE as the launch of another framework: script, reasons, README.
 
     Each key that the plan decides stands below the choice or the prediction behind it; what the framework
@@ -46,7 +46,7 @@ def export(file: Path, to: str, version: str | None, manager: str | None, out: P
     found = exported(plan, to, vendors_of(plan), predicted, manager=manager, version=version)
     write_folder(out, dict(found.files) | {"plan.json": read_text(file)})
     reason = rejection(plan, cluster_of(plan))
-    return Answer(view.page(found, out, reason), reason is None)
+    return Told(view.page(found, out, reason), reason is None)
 
 
 def predicted(plan: Plan) -> Prediction:

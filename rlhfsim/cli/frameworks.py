@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhfsim.cli.params import Answer, command, json_option
+from rlhfsim.cli.params import Told, command, json_option
 from rlhfsim.present.answers import frameworks as view
 
 EPILOG = """\b
@@ -16,6 +16,6 @@ Examples:
 
 @command(EPILOG)
 @json_option
-def frameworks(**_: Any) -> Answer:
+def frameworks(**_: Any) -> Told:
     """What each framework runs, and how that is known; `design --framework NAME` keeps to it."""
-    return Answer(view.listing())
+    return Told(view.listing())

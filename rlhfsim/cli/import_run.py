@@ -15,11 +15,11 @@ import click
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
-    Answer,
     Given,
     NewFolder,
     OneOf,
     PathName,
+    Told,
     Words,
     bad_option,
     command,
@@ -120,7 +120,7 @@ def choices(given: Given) -> Choices:
 @log_options
 @option("--out", NewFolder(), "New folder for plan.json, trace.json, metrics.jsonl.", required=True)
 @json_option
-def import_run(path: Path | str, framework: str | None, out: Path, **given: Any) -> Answer:
+def import_run(path: Path | str, framework: str | None, out: Path, **given: Any) -> Told:
     """Read a run of another framework into a folder that compare and calibrate read.
 
     PATH is the console log of the job, another file of the run (TensorBoard events, JSON lines, a history
@@ -131,7 +131,7 @@ def import_run(path: Path | str, framework: str | None, out: Path, **given: Any)
     """
     with on_command_line(), run_files(path) as (files, _):
         run, plan = import_into(files, framework, choices(given), out)
-    return Answer(import_page(run, plan, files, out))
+    return Told(import_page(run, plan, files, out))
 
 
 def import_into(path: Path, framework: str | None, chosen: Choices, out: Path) -> tuple[Imported, Plan]:

@@ -14,8 +14,8 @@ from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
     FOLDER,
-    Answer,
     Several,
+    Told,
     Whole,
     Words,
     bad_option,
@@ -134,7 +134,7 @@ Examples:
 @json_option
 def launch(
     file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool, **given: Any
-) -> Answer | None:
+) -> Told | None:
     """Run FILE (a plan.json, a scenario, or a shipped system) as a real RLHF job."""
     if given["assume_cluster"] is not None:
         return check_described(file, dry_run=dry_run, scale=scale, **given)
@@ -254,7 +254,7 @@ def look(plan: Plan | None, settings: Settings, out: Path, address: str | None) 
 
 def check_described(
     file: str, *, assume_cluster: str, dry_run: bool, scale: int | None, **given: Any
-) -> Answer:
+) -> Told:
     """A dry run on a described cluster: nothing is started.
 
     Raises:
@@ -274,7 +274,7 @@ def check_described(
         )
     checked = check(plan, settings, cluster)
     peaks = memory_peaks(plan.placement, plan.workload, cluster_of(plan))
-    return Answer(launch_view.described_page(checked.cluster, checked.lines, peaks))
+    return Told(launch_view.described_page(checked.cluster, checked.lines, peaks))
 
 
 def described_cluster(text: str) -> Cluster:

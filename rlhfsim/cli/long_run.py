@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhfsim.cli.constraints import requirements
-from rlhfsim.cli.params import Answer, Given, Output, bad_option, check_output
+from rlhfsim.cli.params import Given, Output, Told, bad_option, check_output
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.present.answers.long_run import long_run_page
 from rlhfsim.present.answers.tree import Page
@@ -21,7 +21,7 @@ LEFT_OUT = ("steps", "why_not", "gains", "pareto", "fastest")
 """Options of `design` that ask about one step."""
 
 
-def planned_long_run(request: Request, given: Given) -> Answer:
+def planned_long_run(request: Request, given: Given) -> Told:
     """The answer to `--run`, written.
 
     Raises:
@@ -38,7 +38,7 @@ def planned_long_run(request: Request, given: Given) -> Answer:
     for path, plan in _plans(answer, given["out"]):
         check_output(path, Output("plan"))
         write_plan(path, plan)
-    return Answer(page, meets)
+    return Told(page, meets)
 
 
 def long_run(request: Request, given: Given) -> tuple[RunPlan, Page, bool]:

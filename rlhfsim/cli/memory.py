@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhfsim.cli.params import Answer, command
+from rlhfsim.cli.params import Told, command
 from rlhfsim.cli.planned import plan_options, planned
 from rlhfsim.present.answers.memory import page
 
@@ -18,7 +18,7 @@ Examples:
 
 @command(EPILOG)
 @plan_options
-def memory(**given: Any) -> Answer:
+def memory(**given: Any) -> Told:
     """Show what fills GPU memory: every role by component, through one step.
 
     FILE is a plan.json, a scenario (YAML) or a shipped system (verl, openrlhf, trl, ...). Without
@@ -28,4 +28,4 @@ def memory(**given: Any) -> Answer:
     Exit codes: 0 it fits, 1 it does not fit, 2 bad input.
     """
     answer = planned(given)
-    return Answer(page(answer), answer.fits)
+    return Told(page(answer), answer.fits)

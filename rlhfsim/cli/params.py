@@ -83,7 +83,7 @@ class NewFolder(PathName):
     """A folder that a command makes, or an empty one; `Command` checks it before the command works."""
 
 
-class Answer(NamedTuple):
+class Told(NamedTuple):
     """What a command found."""
 
     page: Page
@@ -113,7 +113,7 @@ class Command(click.Command):
             if isinstance(param.type, NewFolder) and value is not None:
                 outputs.check_new_folder(value)
         answer = super().invoke(ctx)
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, Told):
             return answer
         reply(ctx.params, answer.page)
         ctx.exit(0 if answer.met else 1)

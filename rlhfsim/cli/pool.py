@@ -11,10 +11,10 @@ from rlhfsim.cli.constraints import confidence_option
 from rlhfsim.cli.inputs import GPU, rent_option
 from rlhfsim.cli.params import (
     FILE,
-    Answer,
     Given,
     Number,
     Output,
+    Told,
     Whole,
     command,
     detail_option,
@@ -54,7 +54,7 @@ Examples:
 @option("--page", Output("page"), "The answer also as a page that works offline.")
 @detail_option
 @json_option
-def pool(jobs: tuple[Path, ...], **given: Any) -> Answer:
+def pool(jobs: tuple[Path, ...], **given: Any) -> Told:
     """Schedule two to sixteen jobs on one cluster: next to each other, in sequence, in turn.
 
     JOBS are files of one job each: workload, steps, deadline, weight (docs/budget.md).
@@ -63,7 +63,7 @@ def pool(jobs: tuple[Path, ...], **given: Any) -> Answer:
     """
     with shown():
         answer = pooled(jobs, given)
-    return Answer(pool_page(answer), answer.meets)
+    return Told(pool_page(answer), answer.meets)
 
 
 def pooled(jobs: tuple[Path, ...], given: Given) -> PoolAnswer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.params import FILE, Answer, Command, Words, flag, json_option, on_command_line, option
+from rlhfsim.cli.params import FILE, Command, Told, Words, flag, json_option, on_command_line, option
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.extras import need
 from rlhfsim.present.answers import profile as profile_view
@@ -60,7 +60,7 @@ def profile() -> None:
 )
 @flag("--quick", "Fewer sizes and repeats: about a minute, wider intervals.")
 @json_option
-def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> Answer | int:
+def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> Told | int:
     """Run short micro-benchmarks here and write a profile from them.
 
     A few minutes, alone on the machine. Interrupted, it leaves neither a file nor a process.
@@ -89,7 +89,7 @@ def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> Answer |
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, fitted.text)
-    return Answer(profile_view.page(session, fitted, out, default=out == DEFAULT))
+    return Told(profile_view.page(session, fitted, out, default=out == DEFAULT))
 
 
 def chosen(only: str | None) -> list[Any]:

@@ -10,10 +10,10 @@ from rlhfsim import units
 from rlhfsim.api import cluster_of, simulate_file
 from rlhfsim.cli.inputs import price_option
 from rlhfsim.cli.params import (
-    Answer,
     Given,
     Number,
     Output,
+    Told,
     Typed,
     Whole,
     bad_option,
@@ -129,7 +129,7 @@ TRACE = Output("trace", beside=lambda out: {chrome_path(out): "trace for Perfett
 @option("--trace", TRACE, "Write the trace, and OUT.chrome.json for ui.perfetto.dev.", metavar="OUT.json")
 @price_option
 @json_option
-def simulate(**given: Any) -> Answer:
+def simulate(**given: Any) -> Told:
     """Run one plan step by step: step times, waiting, shared links, memory over time.
 
     FILE is a plan.json, a scenario (YAML) or a shipped system (verl, openrlhf, trl, ...). Beyond
@@ -149,7 +149,7 @@ def simulate(**given: Any) -> Answer:
         write_trace(written, answer.trace)
         if is_replaceable(written):
             write_chrome(chrome_path(written), answer.trace)
-    return Answer(page(answer, notes, help, written), answer.rejected_by is None)
+    return Told(page(answer, notes, help, written), answer.rejected_by is None)
 
 
 def _check(given: Given) -> None:

@@ -15,10 +15,10 @@ from rlhfsim.cli.inputs import (
     workload_options,
 )
 from rlhfsim.cli.params import (
-    Answer,
     Given,
     OneOf,
     Output,
+    Told,
     Words,
     bad_option,
     command,
@@ -69,7 +69,7 @@ Examples:
 @flag("--pareto", "Instead: every size that no other one beats in GPUs, time and money.")
 @option("--out", Output("plan"), "Write the plan of the answer.")
 @json_option
-def size(**given: Any) -> Answer:
+def size(**given: Any) -> Told:
     """Find the fewest or cheapest GPUs that meet targets."""
     profiles = kinds_of(given["gpu"], given["price"])
     request = _request(given, profiles)
@@ -77,7 +77,7 @@ def size(**given: Any) -> Answer:
         if given["require"]:
             raise bad_option("--pareto shows every size, whatever --require asks for", "drop one of the two")
         trials = fronts(request, profiles, given["max_gpus"])
-        return Answer(front_page(trials), bool(trials))
+        return Told(front_page(trials), bool(trials))
     targets = targets_on(given, request, profiles, 1)
     if not targets:
         raise bad_option(
@@ -96,7 +96,7 @@ def size(**given: Any) -> Answer:
         answer = replace(answer, best=replace(answer.best, plan=plan))
         if given["out"]:
             write_plan(given["out"], plan)
-    return Answer(size_page(answer, targets, given["confidence"]), answer.best is not None)
+    return Told(size_page(answer, targets, given["confidence"]), answer.best is not None)
 
 
 def targets_on(

@@ -11,9 +11,9 @@ from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import wan_option
 from rlhfsim.cli.params import (
     COMMAND_LINE,
-    Answer,
     Given,
     OneOf,
+    Told,
     Words,
     bad_option,
     command,
@@ -71,7 +71,7 @@ Examples:
 @flag("--run run_it", "Run and time every local path on this machine instead.")
 @option("--repeats", click.IntRange(1, 1000), "With --run: transfers of each path.", default=5)
 @flag("--json as_json", f"Print the same content as JSON ({view.SCHEMA}).")
-def sync(model: str | None, as_json: bool, **given: Any) -> Answer:
+def sync(model: str | None, as_json: bool, **given: Any) -> Told:
     """Compare every way to move weights from training to rollout.
 
     Seconds come with their P10 to P90. A path that cannot be used between these two ends is priced
@@ -90,7 +90,7 @@ def sync(model: str | None, as_json: bool, **given: Any) -> Answer:
     profile, spec = load_profile(given["gpu"]), resolve_model(model)
     per_node = given["gpus_per_node"] or profile.node.gpus
     asked = _route(spec, profile, per_node, given)
-    return Answer(view.sync_page(spec, profile, per_node, asked, every_path(asked)))
+    return Told(view.sync_page(spec, profile, per_node, asked, every_path(asked)))
 
 
 def _route(model: ModelSpec, profile: Profile, per_node: int, given: Given) -> Route:

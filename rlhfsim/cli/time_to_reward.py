@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhfsim.cli.params import Answer, Given, Output, bad_option, check_output
+from rlhfsim.cli.params import Given, Output, Told, bad_option, check_output
 from rlhfsim.plan import write_plan
 from rlhfsim.present.answers.time_to_reward import reward_page
 from rlhfsim.search import clock
@@ -14,7 +14,7 @@ LEFT_OUT = ("run", "steps", "why_not", "gains", "pareto", "fastest", "require", 
 """Options of `design` that ask about one step or a given number of them."""
 
 
-def planned_reward(request: Request, given: Given) -> Answer:
+def planned_reward(request: Request, given: Given) -> Told:
     """The answer, written.
 
     Raises:
@@ -34,7 +34,7 @@ def planned_reward(request: Request, given: Given) -> Answer:
     if answer.reached:
         check_output(given["out"], Output("plan"))
         write_plan(given["out"], answer.reached[0].plan)
-    return Answer(reward_page(answer), bool(answer.reached))
+    return Told(reward_page(answer), bool(answer.reached))
 
 
 def rewarded(request: Request, given: Given) -> TimeToReward:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rlhfsim.cli.params import PATH, Answer, Output, Words, command, flag, option
+from rlhfsim.cli.params import PATH, Output, Told, Words, command, flag, option
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.outputs import write_atomically
 from rlhfsim.present.answers import validate as view
@@ -35,9 +35,7 @@ Examples:
 )
 @flag("--json as_json", "Print figures as JSON (schema rlhfsim.validate/1).")
 @option("--out", Output("rows"), "Write every row of your files to a .csv or .json file.", metavar="FILE")
-def validate(
-    paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, out: Path | None
-) -> Answer | None:
+def validate(paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, out: Path | None) -> Told | None:
     """Score the predictions against measurements.
 
     PATH is a CSV of your own in the schemas of docs/validation.md, or a folder of them. Without PATH: the
@@ -69,7 +67,7 @@ def validate(
     if kinds and not board["kinds"]:
         raise unknown_name("kind", kinds[0], ORDER)
     if not as_json:
-        return Answer(view.page(board))
+        return Told(view.page(board))
     click.echo(scoreboard.dumps(board), nl=False)
     return None
 
