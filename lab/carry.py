@@ -207,17 +207,16 @@ def within(runs: Sequence[Observation]) -> Iterator[Scored]:
 
 def _fitted(runs: Sequence[Observation], base: Profile) -> tuple[Profile, dict[str, float]]:
     cases = [pricer_of(run, base) for run in runs]
-    return calibrated(calibrate(runs, base, errors=False)), factors_of_phases(cases, evidence(runs, cases)[0])
+    model = PriceModel(cases, evidence(cases)[0])
+    return calibrated(calibrate(runs, base, errors=False)), factors_of_phases(model)
 
 
 def across(runs: Sequence[Observation], others: Sequence[Observation]) -> Iterator[Scored]:
     """The question `family`: biases alone, from runs on any GPU."""
     cases = [pricer_of(run) for run in others]
-    data, _ = evidence(others, cases)
-    known = bias_priors(cases, data)
-    posterior = fit(PriceModel(cases, data), data, known)
-    biases = known_biases(cases, data, posterior)
-    factors = factors_of_phases(cases, data)
+    model = PriceModel(cases, evidence(cases)[0])
+    biases = known_biases(model, fit(model, bias_priors(model)))
+    factors = factors_of_phases(model)
     for run in runs:
         base = load_profile(run.plan.hardware[0].profile)
         alone = [replace(known, near=()) for known in biases]  # runs on another GPU are not near

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import PREFIX, check_own_link, sweep
 
 PRIVATE = 0o700
@@ -35,7 +35,7 @@ class Cache:
         Raises:
             RlhfsimError: it cannot be made, or others can put files into it.
         """
-        with self._opened(make=True):
+        with _told(self.folder), self._opened(make=True):
             sweep(self.folder)
 
     def read(self, name: str) -> bytes | None:
@@ -56,23 +56,15 @@ class Cache:
         Raises:
             RlhfsimError: it cannot be written, or others can put files into the folder.
         """
-        try:
-            with self._opened(make=True) as folder, _temporary(folder, content) as temporary:
-                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError as error:
-            raise _refused(self.folder, "unwritable-file", (error.strerror or "error").lower()) from error
+        with _told(self.folder), self._opened(make=True) as folder, _temporary(folder, content) as temporary:
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     @contextmanager
     def _opened(self, *, make: bool = False) -> Iterator[int]:
-        try:
-            check_own_link(self.folder)
-            if make:
-                self.folder.mkdir(mode=self._mode, parents=True, exist_ok=True)
-            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            if not make:
-                raise
-            raise _refused(self.folder, "unwritable-file", (error.strerror or "error").lower()) from error
+        check_own_link(self.folder)
+        if make:
+            self.folder.mkdir(mode=self._mode, parents=True, exist_ok=True)
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if reason := _strangers(os.fstat(folder)):
                 raise _refused(self.folder, "shared-cache", reason)
@@ -110,10 +102,18 @@ def _temporary(folder: int, content: bytes) -> Iterator[str]:
                 os.unlink(name, dir_fd=folder)
 
 
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _refused(folder, "unwritable-file", (error.strerror or "error").lower()) from error
+
+
 def _refused(folder: Path, code: str, reason: str) -> RlhfsimError:
     return RlhfsimError(
         code,
         f"nothing can be kept here: {reason}",
-        place=Place(file=str(folder)),
+        place=folder,
         help="give --cache FOLDER, one that only you or your group may write to, or --no-cache",
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field
 
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Count
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import AboveZero, Amount, Finite, Positive, Share
@@ -17,7 +18,7 @@ Plans = Annotated[int, Field(ge=0)]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AskedLimit:
     """A bound on one field of a role that was asked for: `actor.tp<=4`."""
 
@@ -28,7 +29,7 @@ class AskedLimit:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AskedBound:
     """What may compete, as it was asked: with workload and hardware of the plan the whole question."""
 
@@ -50,7 +51,7 @@ class AskedBound:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Searched:
     """Complete plans by what became of them; docs/cli.md, "Reading the answer"."""
 
@@ -65,7 +66,7 @@ class Searched:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BreakEven:
     """One change from which on another kind of plan is the best."""
 
@@ -87,7 +88,7 @@ class BreakEven:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunnerUp:
     """Another plan in short: the best, or the best that was met of another kind."""
 
@@ -110,7 +111,7 @@ class RunnerUp:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Choice:
     """Why this plan: what was asked, what else there was, and what would change the answer."""
 

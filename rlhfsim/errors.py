@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 _DRIVES = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -38,12 +39,15 @@ class RlhfsimError(ValueError):
     A `ValueError`, so that a check inside a pydantic validator keeps its place in the file.
     """
 
-    def __init__(self, code: str, message: str, place: Place | None = None, help: str | None = None) -> None:
-        """`code` is a stable kebab-case name, `message` a lower-case sentence without full stop."""
+    def __init__(
+        self, code: str, message: str, place: Place | Path | str | None = None, help: str | None = None
+    ) -> None:
+        """`code` is a stable kebab-case name, `message` a lower-case sentence without full stop, `place` may
+        be a file as a whole."""
         super().__init__(code, message, place, help)  # SimPy and pickle build it again from `args`
         self.code = code
         self.message = message
-        self.place = place
+        self.place = Place(file=str(place)) if isinstance(place, Path | str) else place
         self.help = help
 
     def at(self, place: Place) -> RlhfsimError:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from rlhfsim.errors import Place, RlhfsimError, shown
+from rlhfsim.errors import RlhfsimError, shown
 
 PREFIX = ".rlhfsim-"
 TEMPORARY = re.compile(re.escape(PREFIX) + r"[0-9a-f]{16}")
@@ -156,7 +156,7 @@ def check_file(path: Path, kind: str | None = None) -> None:
         raise RlhfsimError(
             "foreign-file",
             f"this file exists and is no {kind} of rlhfsim, so it is not written over",
-            place=Place(file=str(path)),
+            place=path,
             help="name another file, or move this one away",
         )
 
@@ -171,7 +171,7 @@ def check_own_link(path: Path) -> None:
         raise RlhfsimError(
             "foreign-link",
             f"this is a link that user {owner} made, so it is not followed",
-            place=Place(file=str(path)),
+            place=path,
             help="name the file itself, or remove the link",
         )
 
@@ -186,7 +186,7 @@ def check_new_folder(out: Path) -> None:
         raise RlhfsimError(
             "folder-not-empty",
             "the folder holds something already" if out.is_dir() else "this is a file",
-            place=Place(file=str(out)),
+            place=out,
             help="name a new folder with --out; nothing is overwritten",
         )
     _check_writable(out, next(p for p in Path(os.path.realpath(out)).parents if p.exists()))
@@ -311,7 +311,7 @@ def _unwritable(path: Path, reason: str) -> RlhfsimError:
     return RlhfsimError(
         "unwritable-file",
         f"cannot write: {reason}",
-        place=Place(file=str(path)),
+        place=path,
         help="check that the folder exists and is writable",
     )
 

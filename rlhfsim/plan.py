@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,9 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, TypeAdapter
 
 from rlhfsim.choice import Choice
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import write_atomically
 from rlhfsim.provenance import content_hash
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Fabric, Price
 from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.loading import Source, checked, convert, parse_json, read_text
@@ -38,7 +39,7 @@ Whole = Annotated[int, Field(ge=0, le=10**15)]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlannedModel:
     """One model of the plan and where its shapes come from."""
 
@@ -52,7 +53,7 @@ class PlannedModel:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlannedHardware:
     """One pool of equal nodes."""
 
@@ -72,7 +73,7 @@ class PlannedHardware:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RoleGpus:
     """Where the ranks of one role run: `nodes[i]` holds ranks in order."""
 
@@ -93,7 +94,7 @@ class RoleGpus:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PredictedPhase:
     """One phase of the predicted step."""
 
@@ -117,7 +118,7 @@ class PredictedPhase:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LedgerEntry:
     """Bytes of one component of one role on a GPU of `pool` during `phase`."""
 
@@ -131,7 +132,7 @@ class LedgerEntry:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Prediction:
     """What the cost model says about the plan."""
 
@@ -164,7 +165,7 @@ class Prediction:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NearestRun:
     """The published run that is most like the plan, our error there with its publisher in no fit."""
 
@@ -187,7 +188,7 @@ class NearestRun:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunTarget:
     """One target of the run, and how likely the plan meets it."""
 
@@ -209,7 +210,7 @@ Quantiles = tuple[Amount, Amount, Amount]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunOdds:
     """The run in draws: failures, restarts, checkpoints and prices with their ranges."""
 
@@ -225,7 +226,7 @@ class RunOdds:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AskedRun:
     """The run that the plan was asked for: its length, its targets, and what is predicted of them."""
 
@@ -245,7 +246,7 @@ class AskedRun:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Plan:
     """A chosen placement with workload, hardware, prediction and provenance."""
 
@@ -369,7 +370,7 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
         raise RlhfsimError(
             "not-a-plan",
             f"this is not a plan of schema {SCHEMA}",
-            place=Place(file=str(path)),
+            place=path,
             help="write one with: rlhfsim design --out plan.json",
         )
     known = {key: value for key, value in source.data.items() if key != PREDICTED}
@@ -380,7 +381,7 @@ def read_plan(path: str | Path, *, as_priced: bool = False) -> Plan:
         raise RlhfsimError(
             "edited-plan",
             "this plan was edited after it was priced: a hash in it no longer fits, nor does its prediction",
-            place=Place(file=str(path)),
+            place=path,
             help="price it anew: rlhfsim estimate plan.json --out new.json",
         )
     return plan

@@ -7,7 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 
 _PRIVATE = 0o600
 _BYTES = 32
@@ -35,7 +35,7 @@ def keep_private(*, make: bool) -> None:
         raise RlhfsimError(
             "ray-token",
             f"Ray's token cannot be kept from others: {(error.strerror or 'error').lower()}",
-            place=Place(file=str(path)),
+            place=path,
             help="make the file yours with mode 600, or name another with RAY_AUTH_TOKEN_PATH",
         ) from error
 

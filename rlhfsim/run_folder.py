@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import is_file
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
@@ -58,7 +58,7 @@ def check_run_folder(path: Path) -> None:
             raise RlhfsimError(
                 "not-a-run",
                 f"there is no {name} in this folder",
-                place=Place(file=str(path)),
+                place=path,
                 help="give the folder that rlhfsim launch --out wrote; a run that was killed before its "
                 "first step has no trace",
             )

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import write_atomically
+from rlhfsim.record import record
 from rlhfsim.specs.loading import Source as Document
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 
@@ -52,7 +53,7 @@ Window = tuple[float, float]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Span:
     """Work that occupies a GPU group from `start_s` to `end_s`."""
 
@@ -93,7 +94,7 @@ class Span:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Counter:
     """A value that holds from `time_s` until the next one of the same name, pool and group."""
 
@@ -106,7 +107,7 @@ class Counter:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trace:
     """One run of a plan, simulated or measured."""
 
@@ -200,7 +201,7 @@ def read_trace(path: str | Path) -> Trace:
         raise RlhfsimError(
             "not-a-trace",
             f"this is not a trace of schema {SCHEMA}",
-            place=Place(file=str(path)),
+            place=path,
             help="write one with: rlhfsim simulate plan.json --trace out.json",
         )
     trace = convert(Trace, source)

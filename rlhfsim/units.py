@@ -119,17 +119,22 @@ def hint(dimension: Dimension) -> str:
     return f"write it like {examples[dimension]}"
 
 
+def _scales(prefixes: str, unit: str) -> tuple[tuple[float, str], ...]:
+    """The unit with each of the prefixes, the largest first, and without one."""
+    return tuple((_PREFIXES[prefix], f"{prefix}{unit}") for prefix in (*prefixes, ""))
+
+
 _SCALES: dict[Dimension, tuple[tuple[float, str], ...]] = {
-    "byte": ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
-    "byte/s": ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")),
-    "flop/s": ((1e18, "EFLOP/s"), (1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")),
+    "byte": _scales("PTGMk", "B"),
+    "byte/s": _scales("TGMk", "B/s"),
+    "flop/s": _scales("EPTG", "FLOP/s"),
     "s": ((86400.0, "d"), (3600.0, "h"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
-    "usd": ((1.0, "USD"),),
-    "usd/h": ((1.0, "USD/h"),),
-    "W": ((1e6, "MW"), (1e3, "kW"), (1.0, "W")),
+    "usd": _scales("", "USD"),
+    "usd/h": _scales("", "USD/h"),
+    "W": _scales("Mk", "W"),
     "J": ((JOULE_PER_KWH, "kWh"), (1.0, "J")),
-    "token": ((1.0, "tokens"),),
-    "1": ((1.0, ""),),
+    "token": _scales("", "tokens"),
+    "1": _scales("", ""),
 }
 
 

@@ -15,7 +15,7 @@ from rlhfsim.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
-    {"rlhfsim.errors"},
+    {"rlhfsim.errors", "rlhfsim.record"},
     {
         "rlhfsim.units",
         "rlhfsim.resources",

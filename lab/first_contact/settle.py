@@ -17,8 +17,8 @@ from typing import Any
 
 from lab.first_contact.checks import ROOT, Answer, answers
 from lab.first_contact.report import page
-from rlhfsim.calibration.micro_benchmarks.profile import measured_profile, write
-from rlhfsim.calibration.profile_writer import check_new
+from rlhfsim.calibration.micro_benchmarks.profile import measured_profile
+from rlhfsim.calibration.profile_writer import check_new, write_text
 from rlhfsim.specs.hardware.measured import Machine, Measured, Session
 
 DATA = ROOT / "lab" / "scoreboard" / "data"
@@ -39,7 +39,7 @@ def settle(stream: Path, profiles: Path = PROFILES, data: Path = DATA) -> Iterat
         name = re.sub(r"[^a-z0-9]+", "_", f"local {session.machine.title}".lower()).strip("_")
         profiles.mkdir(exist_ok=True)
         check_new(profiles / f"{name}.yaml")
-        write(profiles / f"{name}.yaml", measured_profile(session, name))
+        write_text(profiles / f"{name}.yaml", measured_profile(session, name).text)
         yield f"profile: {profiles / name}.yaml, of {len(session.measured)} numbers; try --gpu {name}"
     rows = [row["memory"] for answer in whole for row in answer.rows if "memory" in row]
     if rows:

@@ -32,22 +32,25 @@ Not known here: how biases of one framework go together with those of another.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, quantile
-from rlhfsim.calibration.predict import NODES, RunPricer, nodes_of
+from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel, quantile
+from rlhfsim.calibration.predict import nodes_of
 from rlhfsim.calibration.priors import DRIFT, REACH, Prior
 from rlhfsim.kernels.cost import Z90
+from rlhfsim.record import record
 from rlhfsim.specs.frameworks.costs import costs_of
 from rlhfsim.specs.hardware.calibrated import ANY, FrameworkBiases, NearRun, PhaseBias, bias_of
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.step.engine_mode import point_of, pool_of
 
+Entry = tuple[str, str, str]
+"""Framework, phase, mode."""
 LEVEL = 0.3
 """Standard deviation of ln factor at each of the three levels: prior, a factor of 1.35 each, 1.7 in all.
 Set before any run was fitted; the phases of published NeMo-RL steps scatter by 0.3 (`lab.fits.rlhf`)."""
@@ -59,7 +62,7 @@ LEAST_LOG = 0.005
 """Residual below which a run says nothing beyond the factor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Known:
     """What runs told about one phase of a framework in one engine mode."""
 
@@ -76,10 +79,10 @@ class Known:
     """What each run took beyond the factor."""
 
 
-def bias_priors(cases: Sequence[RunPricer], data: Sequence[Datum]) -> list[Prior]:
+def bias_priors(model: PriceModel) -> list[Prior]:
     """Every bias that may move a datum, as believed before: a factor of 1."""
-    groups = [nodes for d in data for nodes in timed_nodes(cases[d.run], d.phase)]
-    widths = {node: _width(nodes) for nodes in groups for node in nodes}
+    entries = [entry for d in model.data for entry in timed_entries(model, d)]
+    widths = {node: _width(entry) for entry in entries for node in nodes_of(*entry)}
     reach = math.log(REACH)
     return [
         Prior(name=name, mean=0.0, below=width, above=width, least=-reach, most=reach)
@@ -87,42 +90,37 @@ def bias_priors(cases: Sequence[RunPricer], data: Sequence[Datum]) -> list[Prior
     ]
 
 
-def _width(nodes: Sequence[str]) -> float:
+def _width(entry: Entry) -> float:
     """Standard deviation of each of the levels of a phase."""
-    framework, _, mode = _levels(nodes)
+    framework, _, mode = entry
     return UNKNOWN_MISMATCH if mode in costs_of(framework).fitted_modes else LEVEL
 
 
-def timed_nodes(case: RunPricer, clock: str) -> Iterable[tuple[str, ...]]:
-    """The biases of every phase under a clock of a run."""
-    phases = case.covers.get(clock, (clock,))
-    modes = case.modes
-    return tuple(nodes_of(case.framework, phase, modes[phase]) for phase in phases if phase in modes)
+def timed_entries(model: PriceModel, datum: Datum) -> list[Entry]:
+    """Every phase under the clock of a datum that may have a bias."""
+    case, clock = model.cases[datum.run], datum.phase
+    phases = case.seen.covers.get(clock, (clock,))
+    return [(case.framework, phase, case.modes[phase]) for phase in phases if phase in case.modes]
 
 
-def known_biases(cases: Sequence[RunPricer], data: Sequence[Datum], posterior: Posterior) -> list[Known]:
+def known_biases(model: PriceModel, posterior: Posterior) -> list[Known]:
     """Factors of every phase and mode, of those that no run had too."""
-    rows: dict[tuple[str, str, str], set[int]] = {}
-    for d in data:
-        for nodes in timed_nodes(cases[d.run], d.phase):
-            framework, phase, mode = _levels(nodes)
-            names = ((framework, ANY, ANY), (framework, phase, ANY), (framework, phase, mode))
-            for name in names[-len(nodes) :]:
-                rows.setdefault(name, set()).add(d.run)
-    return [_known(cases, data, posterior, entry, runs) for entry, runs in sorted(rows.items())]
+    rows: dict[Entry, set[int]] = defaultdict(set)
+    for d in model.data:
+        for entry in timed_entries(model, d):
+            framework, phase, _ = entry
+            names = ((framework, ANY, ANY), (framework, phase, ANY), entry)
+            for name in names[-len(nodes_of(*entry)) :]:
+                rows[name].add(d.run)
+    return [_known(model, posterior, entry, runs) for entry, runs in sorted(rows.items())]
 
 
-Entry = tuple[str, str, str]
-"""Framework, phase, mode."""
-
-
-def _known(
-    cases: Sequence[RunPricer], data: Sequence[Datum], posterior: Posterior, entry: Entry, runs: set[int]
-) -> Known:
+def _known(model: PriceModel, posterior: Posterior, entry: Entry, runs: set[int]) -> Known:
     framework, phase, mode = entry
-    before = bias_of(cases[min(runs)].profile.biases.get(framework), phase, mode)
-    rows = [i for i, d in enumerate(data) if mode and not d.within and _had(cases[d.run], d.phase, entry)]
-    near = _near(cases, data, posterior, entry) if mode else ()
+    before = bias_of(model.cases[min(runs)].profile.biases.get(framework), phase, mode)
+    had = [not d.within and entry in timed_entries(model, d) for d in model.data]
+    rows = [i for i, holds in enumerate(had) if holds]
+    near = _near(model, posterior, entry) if mode else ()
     factor, common = _factor(posterior, entry, rows, before.factor.value if before else 1.0)
     return Known(
         framework=framework,
@@ -135,20 +133,13 @@ def _known(
     )
 
 
-def _had(case: RunPricer, clock: str, entry: Entry) -> bool:
-    """Whether a clock of a run covers a phase in this mode."""
-    return entry in map(_levels, timed_nodes(case, clock))
-
-
-def _near(
-    cases: Sequence[RunPricer], data: Sequence[Datum], posterior: Posterior, entry: Entry
-) -> Iterable[NearRun]:
+def _near(model: PriceModel, posterior: Posterior, entry: Entry) -> Iterable[NearRun]:
     """What the runs of an entry took beyond its factor."""
     phase = entry[1]
-    runs = Counter(d.phase for d in data)
-    for d, residual, weight in zip(data, posterior.residuals, posterior.weights, strict=True):
-        case, tau = cases[d.run], posterior.tau.get(d.phase, 0.0)
-        if d.within or tau <= 0 or phase.endswith(".sync") or not _had(case, d.phase, entry):
+    runs = Counter(d.phase for d in model.data)
+    for d, residual, weight in zip(model.data, posterior.residuals, posterior.weights, strict=True):
+        case, tau = model.cases[d.run], posterior.tau.get(d.phase, 0.0)
+        if d.within or tau <= 0 or phase.endswith(".sync") or entry not in timed_entries(model, d):
             continue
         share = tau**2 / (tau**2 + d.scatter**2) * (weight if runs[d.phase] >= MAJORITY else 1.0)
         log, placement = float(residual * share), case.setting.placement
@@ -159,23 +150,18 @@ def _near(
         yield NearRun(at=at, log=log, reach=tau * Z90 / DRIFT.value)
 
 
-def _levels(nodes: Sequence[str]) -> tuple[str, str, str]:
-    framework, phase, mode = nodes[-1].removeprefix(NODES).split(" > ")
-    return framework, phase, mode
-
-
 def _factor(
     posterior: Posterior, entry: Entry, rows: Sequence[int], before: float
 ) -> tuple[Coefficient, float]:
     """The factor of one entry, for a run that was not measured, and the share of its variance that calls
     have in common; `rows`: data that had it."""
-    framework, phase, mode = entry
+    _, phase, mode = entry
     column = {p.name: k for k, p in enumerate(posterior.priors)}
-    levels = nodes_of(framework, phase or ANY, mode or ANY)
+    levels = nodes_of(*entry)
     taken = [column[name] for name in levels[: 1 + bool(phase) + bool(mode)] if name in column]
     mean = float(posterior.theta[taken].sum())
     variance = _doubt(posterior, taken, rows)
-    variance += (len(levels) - len(taken)) * _width(levels) ** 2
+    variance += (len(levels) - len(taken)) * _width(entry) ** 2
     taus = [tau for name, tau in posterior.tau.items() if name == phase] or list(posterior.tau.values())
     variance += float(np.mean(np.square(taus))) if taus else UNKNOWN_MISMATCH**2
     wide = quantile(posterior.spare) if posterior.tau_known else Z90
@@ -198,9 +184,9 @@ def _doubt(posterior: Posterior, levels: Sequence[int], rows: Sequence[int]) -> 
 
 def section(known: Sequence[Known], source: str) -> dict[str, FrameworkBiases]:
     """The key `biases` of a profile; `source`: day, device and versions of the runs."""
-    grouped: dict[str, list[Known]] = {}
+    grouped: dict[str, list[Known]] = defaultdict(list)
     for row in known:
-        grouped.setdefault(row.framework, []).append(row)
+        grouped[row.framework].append(row)
     return {
         framework: FrameworkBiases(
             runs=max(row.runs for row in rows),
@@ -219,10 +205,10 @@ def section(known: Sequence[Known], source: str) -> dict[str, FrameworkBiases]:
     }
 
 
-def factors_of_phases(cases: Sequence[RunPricer], data: Sequence[Datum]) -> dict[str, float]:
+def factors_of_phases(model: PriceModel) -> dict[str, float]:
     """One factor a phase, whatever the framework and mode: geometric mean of measured over priced."""
-    logs: dict[str, list[float]] = {}
-    for d in data:
-        priced = cases[d.run].seconds()[d.phase]
-        logs.setdefault(d.phase, []).append(d.log - math.log(priced))
+    logs: dict[str, list[float]] = defaultdict(list)
+    for d in model.data:
+        priced = model.seconds(d.run, {})[d.phase]
+        logs[d.phase].append(d.log - math.log(priced))
     return {phase: math.exp(float(np.mean(values))) for phase, values in logs.items()}

@@ -10,21 +10,21 @@ their old values, those first whose return helps most.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from rlhfsim.calibration.biases import Known, bias_priors, known_biases
-from rlhfsim.calibration.by_length import with_ends
-from rlhfsim.calibration.evidence import Datum, evidence
+from rlhfsim.calibration.evidence import Datum, evidence, with_ends
 from rlhfsim.calibration.identify import Unidentified, fitted, moved_by
 from rlhfsim.calibration.interval import stretched
 from rlhfsim.calibration.left_out import PhaseError, errors_of, groups, left_out, worsening
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel, quantile
-from rlhfsim.calibration.predict import NODES, RunPricer, check_profile, pricer_of
+from rlhfsim.calibration.predict import RunPricer, check_profile, pricer_of
 from rlhfsim.calibration.priors import bounds, priors
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.quantities import Coefficient
@@ -39,7 +39,7 @@ FEW_RUNS = 3
 """Fewer distinct runs say little about how the model errs from run to run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Calibrated:
     """One coefficient before and after."""
 
@@ -52,7 +52,7 @@ class Calibrated:
     """Runs that depend on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Calibration:
     """What a set of runs says about a profile."""
 
@@ -96,8 +96,8 @@ def _calibrated_with(
 ) -> tuple[Calibration, frozenset[str]]:
     """The calibration where phases of `off` may have a bias, and further phases that should (errors are then
     not looked for)."""
-    cases = tuple(with_ends(pricer_of(o, before, off), o, before) for o in observations)
-    data, notes = evidence(observations, cases)
+    cases = tuple(with_ends(pricer_of(o, before, off), before) for o in observations)
+    data, notes = evidence(cases)
     if not data:
         raise RlhfsimError(
             "too-few-data",
@@ -106,48 +106,49 @@ def _calibrated_with(
         )
     model = PriceModel(cases, data)
     believed = _believed(before, cases)
-    known = [*bias_priors(cases, data), *priors(believed, sorted(model.read())).values()]
+    known = [*bias_priors(model), *priors(believed, sorted(model.read())).values()]
     felt = moved_by(model, known)
-    notes = (*notes, *(_given(d, observations) for d, moves in zip(data, felt, strict=True) if not moves))
-    rows = [i for i, moves in enumerate(felt) if moves]
-    model, data = model.only(rows), tuple(data[i] for i in rows)
-    posterior, left = fitted(model, data, known)
+    given = (_named(model, d) for d, moves in zip(data, felt, strict=True) if not moves)
+    notes = (*notes, *(f"{name}: no coefficient moves it, the plan was given its time" for name in given))
+    model = model.only([i for i, moves in enumerate(felt) if moves])
+    posterior, left = fitted(model, known)
     if not posterior.priors:
         raise RlhfsimError(
             "too-few-data",
-            f"{len(data)} times of {len(cases)} runs tell no coefficient: no interval would become narrower",
+            f"{len(model.data)} times of {len(cases)} runs tell no coefficient: no interval would become "
+            "narrower",
             help="give more runs, longer ones, or runs that differ in batch, lengths and layout",
         )
-    same = frozenset() if off else _same_way(cases, data, posterior)
+    same = frozenset() if off else _same_way(model, posterior)
     scored: tuple[PhaseError, ...] = ()
     if errors and not same:
-        parts = left_out(model, data, known, posterior, observations)
-        if held := worsening(model, parts, posterior, observations):
+        parts = left_out(model, known, posterior)
+        if held := worsening(model, parts, posterior):
             known = [p for p in known if p.name not in held]
-            posterior, left = fitted(model, data, known)
+            posterior, left = fitted(model, known)
             left += [Unidentified(name=name, reason=WORSENS) for name in sorted(held)]
-            parts = left_out(model, data, known, posterior, observations)
-        scored = errors_of(model, data, parts, observations, cases)
+            parts = left_out(model, known, posterior)
+        scored = errors_of(model, parts)
     calibration = Calibration(
         profile=before,
         observations=tuple(observations),
-        coefficients=tuple(_calibrated(believed, model, posterior, data)),
-        biases=tuple(known_biases(cases, data, posterior)),
+        coefficients=tuple(_calibrated(believed, model, posterior)),
+        biases=tuple(known_biases(model, posterior)),
         unidentified=tuple(left),
         errors=scored,
-        data=len(data),
+        data=len(model.data),
         mismatch=dict(posterior.tau),
-        outliers=tuple(_outliers(posterior, data, observations)),
+        outliers=tuple(_outliers(model, posterior)),
         notes=(*_seen(observations), *notes, *_few(posterior, observations)),
     )
     return calibration, same
 
 
-def _same_way(cases: Sequence[RunPricer], data: Sequence[Datum], posterior: Posterior) -> frozenset[str]:
+def _same_way(model: PriceModel, posterior: Posterior) -> frozenset[str]:
     """Phases of engines that are off by more than `UNKNOWN_MISMATCH` in all runs, at least two, and by more
     than they differ: no outliers, whatever their weight in the fit."""
-    residuals: dict[str, list[float]] = {}
-    for datum, residual in zip(data, posterior.residuals, strict=True):
+    cases, residuals = model.cases, dict[str, list[float]]()
+    for datum, residual in zip(model.data, posterior.residuals, strict=True):
         if not datum.within and biased(datum.phase) and cases[datum.run].framework:
             residuals.setdefault(datum.phase, []).append(float(residual))
     off = set()
@@ -159,10 +160,9 @@ def _same_way(cases: Sequence[RunPricer], data: Sequence[Datum], posterior: Post
     return frozenset(p for p in off if not any(p in case.modes for case in cases))
 
 
-def _given(datum: Datum, observations: Sequence[Observation]) -> str:
-    return (
-        f"{observations[datum.run].name}, {datum.phase}: no coefficient moves it, the plan was given its time"
-    )
+def _named(model: PriceModel, datum: Datum) -> str:
+    """`runs/a, actor.train`."""
+    return f"{model.cases[datum.run].seen.name}, {datum.phase}"
 
 
 def _believed(profile: Profile, cases: Sequence[RunPricer]) -> Profile:
@@ -187,20 +187,18 @@ def _profile_of(observations: Sequence[Observation]) -> Profile:
 # --- the fit --------------------------------------------------------------------------------------
 
 
-def _calibrated(
-    profile: Profile, model: PriceModel, posterior: Posterior, data: Sequence[Datum]
-) -> list[Calibrated]:
+def _calibrated(profile: Profile, model: PriceModel, posterior: Posterior) -> list[Calibrated]:
     wide = quantile(posterior.spare)
-    below, above = stretched(model, data, posterior, wide)
+    below, above = stretched(model, posterior, wide)
     slopes = np.maximum(
         np.abs(posterior.slopes), np.abs(model.slopes({}, [p.name for p in posterior.priors]))
     )
     rows = []
     for k, (item, theta) in enumerate(zip(posterior.priors, posterior.theta, strict=True)):
-        if item.name.startswith(NODES):
+        if item.is_bias:
             continue
         before = profile.coefficient(item.name)
-        felt = [d for d, slope in zip(data, slopes[:, k], strict=True) if slope >= FELT]
+        felt = [d for d, slope in zip(model.data, slopes[:, k], strict=True) if slope >= FELT]
         value, low, high = (
             float(np.exp(theta + wide * deviation)) for deviation in (0.0, -below[k], above[k])
         )
@@ -227,10 +225,10 @@ def _seen(observations: Sequence[Observation]) -> list[str]:
     return [f"{o.name}, {note}" for o in observations for note in o.left_out]
 
 
-def _outliers(posterior: Posterior, data: Sequence[Datum], observations: Sequence[Observation]) -> list[str]:
+def _outliers(model: PriceModel, posterior: Posterior) -> list[str]:
     return [
-        f"{observations[d.run].name}, {d.phase}: {np.exp(residual):.2g} times the fit"
-        for d, residual, weight in zip(data, posterior.residuals, posterior.weights, strict=True)
+        f"{_named(model, d)}: {np.exp(residual):.2g} times the fit"
+        for d, residual, weight in zip(model.data, posterior.residuals, posterior.weights, strict=True)
         if weight < OUTLIER
     ]
 

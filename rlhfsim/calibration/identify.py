@@ -13,19 +13,15 @@ combination can be seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.interval import carried_squares
-from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel, fit
-from rlhfsim.calibration.predict import NODES
+from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Floats, Posterior, PriceModel, fit
 from rlhfsim.calibration.priors import Prior
 from rlhfsim.kernels.cost import Z90
+from rlhfsim.record import record
 
-Floats = NDArray[np.float64]
 ROUNDS = 5
 """Most times that coefficients are dropped and the rest fitted again."""
 NARROWER = 0.8
@@ -37,7 +33,7 @@ NO_EFFECT = 0.01
 """Change of ln seconds, for one prior standard deviation, below which a phase does not depend on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Unidentified:
     """A coefficient that keeps its prior."""
 
@@ -52,18 +48,16 @@ def moved_by(model: PriceModel, known: Sequence[Prior]) -> list[bool]:
     return [max(map(abs, row), default=0.0) >= NO_EFFECT for row in _effects(model, known).tolist()]
 
 
-def identify(
-    model: PriceModel, data: Sequence[Datum], known: Sequence[Prior]
-) -> tuple[list[Prior], list[Unidentified]]:
+def identify(model: PriceModel, known: Sequence[Prior]) -> tuple[list[Prior], list[Unidentified]]:
     """Coefficients that these data can tell, and the others with a reason.
 
     Those that no phase depends on are in neither list.
     """
     effect = _effects(model, known)
     matter = [k for k in range(len(known)) if np.abs(effect[:, k]).max(initial=0.0) >= NO_EFFECT]
-    sigma = np.array([np.hypot(d.scatter, 0.0 if d.within else UNKNOWN_MISMATCH) for d in data])
+    sigma = np.array([np.hypot(d.scatter, 0.0 if d.within else UNKNOWN_MISMATCH) for d in model.data])
     scaled = effect / sigma[:, None]
-    chosen = _chosen(scaled, matter, [k for k in matter if known[k].name.startswith(NODES)])
+    chosen = _chosen(scaled, matter, [k for k in matter if known[k].is_bias])
     rest = [k for k in matter if k not in chosen]
     return [known[k] for k in chosen], [_reason(scaled, known, k, chosen) for k in rest]
 
@@ -115,10 +109,9 @@ def blurred(model: PriceModel, posterior: Posterior) -> Prior | None:
     """The fitted coefficient that the doubt of the others leaves widest, if too wide."""
     carried = np.maximum(*carried_squares(model, posterior, Z90))
     widths = np.sqrt(np.diag(posterior.own) + carried)
-    prior = [p.deviation(theta) for p, theta in zip(posterior.priors, posterior.theta, strict=True)]
     ratios = [
-        0.0 if p.name.startswith(NODES) else float(width / before)
-        for p, width, before in zip(posterior.priors, widths, prior, strict=True)
+        0.0 if p.is_bias else float(ratio)
+        for p, ratio in zip(posterior.priors, widths / posterior.deviations, strict=True)
     ]
     worst = max(range(len(ratios)), key=ratios.__getitem__, default=None)
     return None if worst is None or ratios[worst] <= WIDER else posterior.priors[worst]
@@ -126,26 +119,20 @@ def blurred(model: PriceModel, posterior: Posterior) -> Prior | None:
 
 def settled(posterior: Posterior) -> list[Prior]:
     """Fitted coefficients whose posterior, with the noise as it turned out, is narrower than the prior."""
-    deviations = np.sqrt(np.diag(posterior.own))
-    return [
-        p
-        for p, theta, deviation in zip(posterior.priors, posterior.theta, deviations, strict=True)
-        if deviation <= NARROWER * p.deviation(theta) + 1e-12 or p.name.startswith(NODES)
-    ]
+    narrow = np.sqrt(np.diag(posterior.own)) <= NARROWER * posterior.deviations + 1e-12
+    return [p for p, is_so in zip(posterior.priors, narrow, strict=True) if is_so or p.is_bias]
 
 
-def fitted(
-    model: PriceModel, data: Sequence[Datum], known: Sequence[Prior]
-) -> tuple[Posterior, list[Unidentified]]:
+def fitted(model: PriceModel, known: Sequence[Prior]) -> tuple[Posterior, list[Unidentified]]:
     """The posterior of what can be identified, and what cannot.
 
     What turns out wider than it should, with the noise as estimated, is dropped and the rest fitted again.
     """
-    chosen, left = identify(model, data, known)
+    chosen, left = identify(model, known)
     start: Posterior | None = None
     for _ in range(ROUNDS):
         others = [p for p in known if p.name in {u.name for u in left}]
-        posterior = fit(model, data, chosen, others, start)
+        posterior = fit(model, chosen, others, start)
         kept, reason = settled(posterior), "the runs scatter too much to tell"
         if len(kept) == len(chosen):
             worst, reason = (

@@ -15,17 +15,13 @@ Not known here: other modes of the posterior.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.posterior import Posterior, PriceModel
-from rlhfsim.calibration.predict import NODES
+from rlhfsim.calibration.posterior import Floats, Linear, Posterior, PriceModel
 from rlhfsim.calibration.priors import Prior
 
-Floats = NDArray[np.float64]
 ENOUGH = 0.6
 """Share of q^2 from which an end counts as reached: soft l1 grows more slowly than a square."""
 MATTERS = 0.1
@@ -35,20 +31,15 @@ STRETCH = 1.6
 """Factor from one try to the next."""
 
 
-def stretched(
-    model: PriceModel, data: Sequence[Datum], fit: Posterior, quantile: float
-) -> tuple[Floats, Floats]:
+def stretched(model: PriceModel, fit: Posterior, quantile: float) -> tuple[Floats, Floats]:
     """Standard deviations of ln coefficient below and above, at least those of the curvature."""
     own = np.sqrt(np.diag(fit.own))
-    rows = [
-        (own[k], own[k]) if p.name.startswith(NODES) else _sides(model, data, fit, k, quantile)
-        for k, p in enumerate(fit.priors)
-    ]
-    carried = carried_squares(model, fit, quantile)
-    below, above = (
-        np.sqrt(np.array(side) ** 2 + doubt)
-        for side, doubt in zip(zip(*rows, strict=True), carried, strict=True)
+    sides = (
+        [own[k] if p.is_bias else _side(model, fit, k, signed) for k, p in enumerate(fit.priors)]
+        for signed in (-quantile, quantile)
     )
+    carried = carried_squares(model, fit, quantile)
+    below, above = (np.sqrt(np.square(side) + doubt) for side, doubt in zip(sides, carried, strict=True))
     return below, above
 
 
@@ -75,23 +66,17 @@ def carried_squares(model: PriceModel, fit: Posterior, quantile: float) -> tuple
     return below, above
 
 
-def _sides(
-    model: PriceModel, data: Sequence[Datum], fit: Posterior, k: int, quantile: float
-) -> tuple[float, float]:
-    return _side(model, data, fit, k, -quantile), _side(model, data, fit, k, quantile)
-
-
-def _side(model: PriceModel, data: Sequence[Datum], fit: Posterior, k: int, signed: float) -> float:
+def _side(model: PriceModel, fit: Posterior, k: int, signed: float) -> float:
     """Standard deviation on one side, of which the posterior falls off as at `signed` quantiles."""
     prior, theta = fit.priors[k], fit.theta[k]
-    best = objective(fit, fit.theta, fit.residuals)
+    best = objective(fit, fit.residuals)
     limit = _limit(prior, theta, signed)
     deviation = min(float(np.sqrt(fit.own[k, k])), limit)
     while deviation < limit:
         end = theta + signed * deviation
         if not prior.least < end < prior.most:
             break
-        risen = profile(model, data, fit, k, end) - best
+        risen = profile(model, fit, k, end) - best
         if risen >= ENOUGH * signed**2:
             break
         deviation = min(limit, STRETCH * deviation)
@@ -104,31 +89,24 @@ def _limit(prior: Prior, theta: float, signed: float) -> float:
     return max(side, (prior.mean - theta) / signed + side)
 
 
-def profile(model: PriceModel, data: Sequence[Datum], fit: Posterior, k: int, end: float) -> float:
+def profile(model: PriceModel, fit: Posterior, k: int, end: float) -> float:
     """The objective with ln coefficient k at `end`, the others where they then fit best."""
-    theta = fit.theta.copy()
-    theta[k] = end
-    values = {p.name: float(np.exp(t)) for p, t in zip(fit.priors, theta, strict=True) if t != p.mean}
-    gap = np.array([d.log for d in data]) - model.log(values)
-    slopes = fit.slopes.copy()
-    slopes[:, k] = 0.0
-    delta = np.zeros(len(theta))
+    theta, slopes = fit.theta.copy(), fit.slopes.copy()
+    theta[k], slopes[:, k] = end, 0.0
+    at = Linear(priors=fit.priors, theta=theta, slopes=slopes, sigma=fit.sigma)
+    left = gap = np.array([d.log for d in model.data]) - model.log(at.moved)
+    away = np.array([p.mean for p in fit.priors]) - theta
     for _ in range(ROUNDS):  # iteratively reweighted least squares of soft l1
-        weights = _weights(fit, gap - slopes @ delta) / fit.sigma**2
-        doubt = np.array([1 / p.deviation(t) ** 2 for p, t in zip(fit.priors, theta + delta, strict=True)])
-        away = np.array([p.mean for p in fit.priors]) - theta
-        right = slopes.T @ (weights * gap) + doubt * away
+        weights = at.weights_of(left)
+        right = slopes.T @ (weights / fit.sigma**2 * gap) + away / at.deviations**2
         right[k] = 0.0
-        delta = np.linalg.solve((slopes.T * weights) @ slopes + np.diag(doubt), right)
-    return objective(fit, theta + delta, gap - slopes @ delta)
+        delta = np.linalg.solve(at.information(weights), right)
+        at, left = replace(at, theta=theta + delta), gap - slopes @ delta
+    return objective(at, left)
 
 
-def _weights(fit: Posterior, gap: Floats) -> Floats:
-    return np.asarray(1 / np.sqrt(1 + (gap / fit.sigma) ** 2), dtype=np.float64)
-
-
-def objective(fit: Posterior, theta: Floats, gap: Floats) -> float:
+def objective(at: Linear, gap: Floats) -> float:
     """-2 ln posterior up to a constant: soft l1 of what the coefficients leave, squares of the priors."""
-    rho = 2 * (np.sqrt(1 + (gap / fit.sigma) ** 2) - 1)
-    prior = sum(((t - p.mean) / p.deviation(t)) ** 2 for p, t in zip(fit.priors, theta, strict=True))
-    return float(rho.sum() + prior)
+    rho = 2 * (np.sqrt(1 + (gap / at.sigma) ** 2) - 1)
+    away = at.theta - [p.mean for p in at.priors]
+    return float(rho.sum() + ((away / at.deviations) ** 2).sum())

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
 
 from rlhfsim.calibration.biases import factors_of_phases
-from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.identify import fitted, identify
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.posterior import Posterior, PriceModel, fit
 from rlhfsim.calibration.predict import REST, STEP, RunPricer
 from rlhfsim.calibration.priors import Prior
+from rlhfsim.record import record
 
 WORSE = 0.01
 """|ln(predicted / measured)| of left-out steps, on average, by which a fit may be worse than no fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PhaseError:
     """How far a phase was off, before and after, in runs that the fit had not seen."""
 
@@ -50,80 +50,64 @@ def _rounded(tokens: float | None) -> str:
     return "-" if tokens is None else f"{np.log(max(1.0, tokens)):.1f}"
 
 
-Part = tuple[list[int], list[int], dict[str, float] | None]
+Part = tuple[list[int], PriceModel, dict[str, float] | None]
 """Runs of a group that is left out, data of the others, coefficients fitted on these."""
 
 
-def left_out(
-    model: PriceModel,
-    data: Sequence[Datum],
-    known: Sequence[Prior],
-    whole: Posterior,
-    observations: Sequence[Observation],
-) -> list[Part]:
+def left_out(model: PriceModel, known: Sequence[Prior], whole: Posterior) -> list[Part]:
     """One a group."""
-    names, parts = groups(observations), list[Part]()
+    names, parts = groups([case.seen for case in model.cases]), list[Part]()
     for group in dict.fromkeys(names):
         out = [i for i, name in enumerate(names) if name == group]
-        rows = [i for i, d in enumerate(data) if d.run not in out]
-        parts.append((out, rows, _without(model, data, rows, known, whole) if rows else None))
+        rows = [i for i, d in enumerate(model.data) if d.run not in out]
+        rest = model.only(rows)
+        parts.append((out, rest, _values(rest, known, whole, rows) if rows else None))
     return parts
 
 
-def worsening(
-    model: PriceModel, parts: Sequence[Part], posterior: Posterior, observations: Sequence[Observation]
-) -> set[str]:
+def worsening(model: PriceModel, parts: Sequence[Part], posterior: Posterior) -> set[str]:
     """Coefficients that keep their old values, so that the steps of left-out runs are predicted no worse."""
     names, held = [p.name for p in posterior.priors], set[str]()
-    before = _step_loss(model, parts, observations, set(names))
-    while _step_loss(model, parts, observations, held) > before + WORSE:
+    before = _step_loss(model, parts, set(names))
+    while _step_loss(model, parts, held) > before + WORSE:
         rest = [name for name in names if name not in held]
-        losses = {name: _step_loss(model, parts, observations, held | {name}) for name in rest}
+        losses = {name: _step_loss(model, parts, held | {name}) for name in rest}
         held.add(min(rest, key=lambda name: losses[name]))
     return held
 
 
-def _step_loss(
-    model: PriceModel, parts: Sequence[Part], observations: Sequence[Observation], held: set[str]
-) -> float:
+def _step_loss(model: PriceModel, parts: Sequence[Part], held: set[str]) -> float:
     """Mean |ln(predicted / measured)| of the steps of left-out runs, without what is `held`."""
     logs = [
-        abs(math.log(model.seconds(i, kept)[STEP] / median(observations[i].step_s)))
+        abs(math.log(model.seconds(i, kept)[STEP] / median(model.cases[i].seen.step_s)))
         for out, _, values in parts
         if values is not None
         for kept in [{name: value for name, value in values.items() if name not in held}]
         for i in out
-        if observations[i].step_s
+        if model.cases[i].seen.step_s
     ]
     return sum(logs) / len(logs) if logs else 0.0
 
 
-def errors_of(
-    model: PriceModel,
-    data: Sequence[Datum],
-    parts: Sequence[Part],
-    observations: Sequence[Observation],
-    cases: Sequence[RunPricer],
-) -> tuple[PhaseError, ...]:
+def errors_of(model: PriceModel, parts: Sequence[Part]) -> tuple[PhaseError, ...]:
     """Every phase and step of every run, predicted by a fit on the other groups."""
     errors = []
-    for out, rows, values in parts:
-        factors = factors_of_phases(cases, [data[row] for row in rows])
+    for out, rest, values in parts:
+        factors = factors_of_phases(rest)
         for i in out:
-            errors += _scored(model, i, observations[i], values, _by_factors(cases[i], factors))
+            errors += _scored(model, i, values, _by_factors(model.cases[i], factors))
     return tuple(errors)
 
 
-def _without(
-    model: PriceModel, data: Sequence[Datum], rows: Sequence[int], known: Sequence[Prior], whole: Posterior
+def _values(
+    part: PriceModel, known: Sequence[Prior], whole: Posterior, rows: Sequence[int]
 ) -> dict[str, float]:
-    """Coefficients fitted on some rows; what they cannot tell keeps its prior."""
-    part, some = model.only(rows), [data[i] for i in rows]
-    chosen, _ = identify(part, some, known)
+    """Coefficients fitted on some rows of the whole; what they cannot tell keeps its prior."""
+    chosen, _ = identify(part, known)
     same = {p.name for p in chosen} == {p.name for p in whole.priors}
     if same:  # derivatives where all runs settled are near enough; the values are fitted anew
-        return fit(part, some, whole.priors, start=replace(whole, slopes=whole.slopes[rows])).values
-    return fitted(part, some, known)[0].values
+        return fit(part, whole.priors, start=replace(whole, slopes=whole.slopes[rows])).values
+    return fitted(part, known)[0].values
 
 
 def _by_factors(case: RunPricer, factors: Mapping[str, float]) -> dict[str, float]:
@@ -131,19 +115,15 @@ def _by_factors(case: RunPricer, factors: Mapping[str, float]) -> dict[str, floa
     before = case.seconds()
     after = {phase: seconds * factors.get(phase, 1.0) for phase, seconds in before.items()}
     if STEP not in factors:
-        timed = sum(after[name] - before[name] for name in case.clocks)
+        timed = math.fsum(after[name] - before[name] for name in case.clocks)
         after[STEP] = before[STEP] + timed + after[REST] - before[REST]
     return after
 
 
 def _scored(
-    model: PriceModel,
-    i: int,
-    run: Observation,
-    values: dict[str, float] | None,
-    by_factors: Mapping[str, float],
+    model: PriceModel, i: int, values: dict[str, float] | None, by_factors: Mapping[str, float]
 ) -> list[PhaseError]:
-    before = model.seconds(i, {})
+    run, before = model.cases[i].seen, model.seconds(i, {})
     after = None if values is None else model.seconds(i, values)
     measured = {**run.medians, **({STEP: median(run.step_s)} if run.step_s else {})}
     return [

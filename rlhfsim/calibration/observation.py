@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from statistics import fmean, median
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.interchange.rlhfsim.metrics import read_metrics
 from rlhfsim.plan import Plan, read_plan
+from rlhfsim.record import record
 from rlhfsim.run_folder import (
     PLAN,
     TRACE,
@@ -52,7 +54,7 @@ SLACK_S = 0.05
 """Seconds by which a step may begin before the one before it: clocks of two nodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepLengths:
     """Tokens of one step's samples."""
 
@@ -64,7 +66,7 @@ class StepLengths:
     """Longest response; None: not measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Observation:
     """What one executed run says."""
 
@@ -165,8 +167,8 @@ def observe(
     lines = _by_step(rows, trace.steps)
     counted, notes = counted_steps(plan, trace, lines, place)
     spans = [s for s in trace.spans if s.step in counted and s.kind != WAIT and s.role != ENVIRONMENT]
-    measured = [_lengths(lines[step]) for step in counted if step in lines]
-    prompt, response = _tokens([lines[step] for step in counted if step in lines])
+    known_rows = [lines[step] for step in counted if step in lines]
+    measured, (prompt, response) = map(_lengths, known_rows), _tokens(known_rows)
     each = tuple(lengths for lengths in measured if lengths is not None)
     known, phases, covers = environment or {}, phase_seconds(spans), covered(spans)
     return Observation(
@@ -178,8 +180,7 @@ def observe(
         counted=tuple(counted),
         prompt_tokens=prompt,
         response_tokens=response,
-        workload=_workload(plan, phases, covers, [lines[step] for step in counted if step in lines])
-        | _own_loss(plan, spans),
+        workload=_workload(plan, phases, covers, known_rows) | _own_loss(plan, spans),
         lengths=each if len(each) == len(counted) else (),
         versions={str(k): str(v) for k, v in mapping(known.get("libraries")).items()},
         device=device_words(known, plan),
@@ -317,16 +318,15 @@ def _overlapping(windows: Mapping[int, tuple[float, float]]) -> Iterator[tuple[i
 
 def phase_seconds(spans: Sequence[Span]) -> dict[str, tuple[float, ...]]:
     """Seconds of every phase in every step that has it: of the GPU group that was busy longest."""
-    busy: dict[tuple[str, int, str, str], float] = {}
+    busy: dict[tuple[str, int, str, str], float] = defaultdict(float)
     for span in spans:
-        key = (span.name, span.step, span.pool, span.group)
-        busy[key] = busy.get(key, 0.0) + span.seconds
-    longest: dict[tuple[str, int], float] = {}
+        busy[span.name, span.step, span.pool, span.group] += span.seconds
+    longest: dict[tuple[str, int], float] = defaultdict(float)
     for (name, step, _, _), seconds in busy.items():
-        longest[(name, step)] = max(longest.get((name, step), 0.0), seconds)
-    by_phase: dict[str, list[float]] = {}
+        longest[name, step] = max(longest[name, step], seconds)
+    by_phase: dict[str, list[float]] = defaultdict(list)
     for (name, _), seconds in sorted(longest.items(), key=lambda item: item[0][1]):
-        by_phase.setdefault(name, []).append(seconds)
+        by_phase[name].append(seconds)
     return {name: tuple(times) for name, times in by_phase.items()}
 
 
@@ -399,11 +399,11 @@ def _own_loss(plan: Plan, spans: Sequence[Span]) -> dict[Measurable, tuple[float
 
     Its forward pass with what surrounds it in the loss; its gradient is a part of the backward pass.
     """
-    by_step: dict[int, float] = {}
+    by_step: dict[int, float] = defaultdict(float)
     for span in spans:
         seconds = span.attributes.get(LOSS_S)
         if span.name == ACTOR_TRAIN and isinstance(seconds, float):
-            by_step[span.step] = max(by_step.get(span.step, 0.0), seconds)
+            by_step[span.step] = max(by_step[span.step], seconds)
     if not by_step or not plan.workload.custom.loss:
         return {}
     samples = plan.workload.num_sequences * plan.workload.epochs / plan.placement.actor.layout.dp

@@ -10,7 +10,7 @@ also stands around its prior, since one phase may be off by far more than the ot
 two visits to the cost model; visits repeat until theta rests, and derivatives are taken again where it
 bends. tau_f, what the model gets wrong about phase f from run to run, is estimated from the residuals as
 Paule & Mandel 1982 (J. Res. NBS 87, 377) do for laboratories that disagree, with clipped squares, and shrunk
-to the mean over phases; data within one run (`by_length`) have none. Covariance of the posterior, with
+to the mean over phases; data within one run (`evidence`) have none. Covariance of the posterior, with
 weights w_i = rho':
 
     C = (J^T W J + P^-1)^-1 + A J_u P_u J_u^T A^T      A = (J^T W J + P^-1)^-1 J^T W
@@ -23,7 +23,7 @@ Not known here: correlation of phases within one run beyond what coefficients ex
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,9 @@ from scipy.optimize import brentq, least_squares
 from scipy.special import stdtrit
 
 from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.predict import NODES, RunPricer, sensitivities
+from rlhfsim.calibration.predict import RunPricer, sensitivities
 from rlhfsim.calibration.priors import Prior
+from rlhfsim.record import record
 
 Floats = NDArray[np.float64]
 UNKNOWN_MISMATCH = 0.15
@@ -70,7 +71,7 @@ class PriceModel:
 
     def __init__(self, cases: Sequence[RunPricer], data: Sequence[Datum]) -> None:
         """`data` say which phase of which case each row of an answer is."""
-        self._cases, self._data = cases, data
+        self.cases, self.data = cases, data
         self._seconds: dict[tuple[int, tuple[tuple[str, float], ...]], dict[str, float]] = {}
         self._slopes: dict[tuple[int, str, tuple[tuple[str, float], ...]], dict[str, float]] = {}
 
@@ -78,60 +79,129 @@ class PriceModel:
         """Seconds by phase of one case."""
         key = (run, tuple(sorted(values.items())))
         if key not in self._seconds:
-            self._seconds[key] = self._cases[run].seconds(values)
+            self._seconds[key] = self.cases[run].seconds(values)
         return self._seconds[key]
 
     def log(self, values: Mapping[str, float]) -> Floats:
         """ln seconds of every datum; a phase that vanishes counts as `LEAST_S`."""
-        times = (self.seconds(d.run, values).get(d.phase, 0.0) for d in self._data)
-        seconds = np.fromiter(times, float, len(self._data))
+        times = (self.seconds(d.run, values).get(d.phase, 0.0) for d in self.data)
+        seconds = np.fromiter(times, float, len(self.data))
         return np.asarray(np.log(np.maximum(seconds, LEAST_S)), dtype=np.float64)
 
     def read(self) -> frozenset[str]:
         """Coefficients that pricing reads in any run."""
-        return frozenset().union(*(self._cases[run].read() for run in {d.run for d in self._data}))
+        return frozenset().union(*(self.cases[run].read() for run in {d.run for d in self.data}))
 
     def slopes(self, values: Mapping[str, float], names: Sequence[str]) -> Floats:
         """d ln t / d ln theta, data by coefficients."""
         where = tuple(sorted(values.items()))
-        runs = sorted({d.run for d in self._data})
+        runs = sorted({d.run for d in self.data})
         for run in runs:
             missing = [n for n in names if (run, n, where) not in self._slopes]
             if missing:
-                _, elasticities = sensitivities(self._cases[run], values, missing)
-                self._slopes |= {(run, name, where): elasticities[name] for name in missing}
-        rows = [[self._slopes[(d.run, n, where)].get(d.phase, 0.0) for n in names] for d in self._data]
-        return np.array(rows).reshape(len(self._data), len(names))
+                found = sensitivities(self.cases[run], values, missing)
+                self._slopes |= {(run, name, where): slopes for name, slopes in found.items()}
+        rows = [[self._slopes[(d.run, n, where)].get(d.phase, 0.0) for n in names] for d in self.data]
+        return np.array(rows).reshape(len(self.data), len(names))
 
     def only(self, rows: Sequence[int]) -> PriceModel:
         """The same for some data; prices are shared."""
-        part = PriceModel(self._cases, [self._data[i] for i in rows])
+        part = PriceModel(self.cases, [self.data[i] for i in rows])
         part._seconds, part._slopes = self._seconds, self._slopes
         return part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Posterior:
-    """Where the fit came to rest."""
+@record
+class Linear:
+    """ln seconds as a linear function of ln coefficients around theta."""
 
     priors: tuple[Prior, ...]
     """Fitted coefficients, in the order of the columns."""
     theta: Floats
     """ln of their values."""
-    covariance: Floats
-    """Covariance of theta: data, model mismatch, and the doubt of coefficients that are not fitted."""
+    slopes: Floats
+    """d ln t / d theta, data by coefficients."""
+    sigma: Floats
+    """Standard deviation of every datum: its scatter, and what the model does not explain."""
+
+    @property
+    def moved(self) -> dict[str, float]:
+        """Coefficients that are not at their prior, by name: fits that begin alike share prices."""
+        pairs = zip(self.priors, self.theta, strict=True)
+        return {p.name: float(np.exp(t)) for p, t in pairs if t != p.mean}
+
+    @property
+    def deviations(self) -> Floats:
+        """Standard deviations of the priors, on the side of theta."""
+        return np.array([p.deviation(t) for p, t in zip(self.priors, self.theta, strict=True)])
+
+    def weights_of(self, gap: Floats) -> Floats:
+        """rho' of every datum, of which `gap` is left."""
+        return np.asarray(1 / np.sqrt(1 + (gap / self.sigma) ** 2), dtype=np.float64)
+
+    def information(self, weights: Floats) -> Floats:
+        """J^T W J + P^-1, with the variances in W."""
+        seen = (self.slopes.T * (weights / self.sigma**2)) @ self.slopes
+        return np.asarray(seen + np.diag(1 / self.deviations**2), dtype=np.float64)
+
+    def leverage(self) -> Floats:
+        """Share of every datum that the coefficients take up, 0 to 1."""
+        if not self.priors:
+            return np.zeros(len(self.sigma))
+        inverse = np.linalg.inv(self.information(np.ones_like(self.sigma)))
+        return np.asarray(np.einsum("ij,jk,ik->i", self.slopes, inverse, self.slopes) / self.sigma**2)
+
+    def beside(self, others: Sequence[Prior], slopes: Floats) -> Linear:
+        """The same with further coefficients, at their priors."""
+        return replace(
+            self,
+            priors=(*self.priors, *others),
+            theta=np.concatenate([self.theta, [p.mean for p in others]]),
+            slopes=np.hstack([self.slopes, slopes]),
+        )
+
+    def solved(self, gap: Floats) -> Floats:
+        """theta that leaves least of `gap` in the linear problem, within bounds and `STRIDE`."""
+        if not self.priors:
+            return self.theta
+        table = np.array([(p.mean, p.below, p.above, p.least, p.most) for p in self.priors])
+        mean, below, above, smallest, largest = table.T
+        low, high = np.maximum(smallest, self.theta - STRIDE), np.minimum(largest, self.theta + STRIDE)
+        scaled = self.slopes / self.sigma[:, None]
+        robust = np.array([True] * len(gap) + [p.is_bias for p in self.priors])
+
+        def doubt(x: Floats) -> Floats:
+            return np.asarray(np.where(x >= mean, above, below), dtype=np.float64)
+
+        def residual(x: Floats) -> Floats:
+            return np.concatenate([gap / self.sigma - scaled @ (x - self.theta), (x - mean) / doubt(x)])
+
+        def jacobian(x: Floats) -> Floats:
+            return np.vstack([-scaled, np.diag(1 / doubt(x))])
+
+        def loss(z: Floats) -> Floats:
+            root = np.sqrt(1 + z[robust])
+            rho = np.vstack([z, np.ones_like(z), np.zeros_like(z)])  # priors of coefficients stay quadratic
+            rho[:, robust] = 2 * (root - 1), 1 / root, -0.5 / root**3
+            return rho
+
+        inside = np.clip(self.theta, low + TINY, high - TINY)
+        solved = least_squares(residual, inside, jac=jacobian, bounds=(low, high + TINY), loss=loss)
+        return np.asarray(np.clip(solved.x, smallest, largest), dtype=np.float64)
+
+
+@record
+class Posterior(Linear):
+    """Where the fit came to rest."""
+
     own: Floats
-    """The same without that last doubt."""
+    """Covariance of theta: data and model mismatch, without the doubt of what is not fitted."""
     residuals: Floats
     """ln measured - ln predicted."""
-    sigma: Floats
-    weights: Floats
-    """rho' of every datum: near 1 for those that fit, small for outliers."""
     tau: Mapping[str, float] = field(default_factory=dict)
     """Standard deviation of ln seconds between runs that the model does not explain, by phase."""
     spare: float = 0.0
     """Data less effective coefficients: degrees of freedom of tau."""
-    slopes: Floats
     others: tuple[Prior, ...] = ()
     """Coefficients that are not fitted."""
     gain: Floats = field(default_factory=lambda: np.zeros((0, 0)))
@@ -147,123 +217,69 @@ class Posterior:
         return replace(self, priors=tuple(kept), theta=self.theta[rows], slopes=self.slopes[:, rows])
 
     @property
+    def weights(self) -> Floats:
+        """rho' of every datum: near 1 for those that fit, small for outliers."""
+        return self.weights_of(self.residuals)
+
+    @property
     def values(self) -> dict[str, float]:
         """Coefficient by name."""
         return {p.name: float(np.exp(t)) for p, t in zip(self.priors, self.theta, strict=True)}
 
 
 def fit(
-    model: PriceModel,
-    data: Sequence[Datum],
-    fitted: Sequence[Prior],
-    others: Sequence[Prior] = (),
-    start: Posterior | None = None,
+    model: PriceModel, fitted: Sequence[Prior], others: Sequence[Prior] = (), start: Linear | None = None
 ) -> Posterior:
     """The posterior of `fitted`; `others` keep their values but not their certainty.
 
     `start` of the same coefficients saves visits: the fit begins there, with its derivatives.
     """
-    names = [p.name for p in fitted]
-    y = np.array([d.log for d in data])
-    theta = np.array([p.mean for p in fitted]) if start is None else start.theta.copy()
-    slopes = model.slopes(_values(fitted, theta), names) if start is None else start.slopes
-    taken, predicted, refined = theta, model.log(_values(fitted, theta)), 0
+    names, y = [p.name for p in fitted], np.array([d.log for d in model.data])
     doubt = model.slopes({}, [p.name for p in others])
-    tau, known = _unknown(data), False
+    tau, known = _unknown(model.data), False
+    at = Linear(
+        priors=tuple(fitted),
+        theta=np.array([p.mean for p in fitted]) if start is None else start.theta,
+        slopes=model.slopes({}, names) if start is None else start.slopes,
+        sigma=_sigma(model.data, tau),
+    )
+    taken, predicted, refined = at.theta, model.log(at.moved), 0
     for visit in range(VISITS):
-        here = model.log(_values(fitted, theta))
-        bent = np.abs(here - predicted - slopes @ (theta - taken)) / _sigma(data, tau)
+        here = model.log(at.moved)
+        bent = np.abs(here - predicted - at.slopes @ (at.theta - taken)) / at.sigma
         if bent.max(initial=0.0) > BENT and refined < REFINEMENTS:
-            slopes = model.slopes(_values(fitted, theta), names)
-            taken, predicted, refined = theta, here, refined + 1
+            at = replace(at, slopes=model.slopes(at.moved, names))
+            taken, predicted, refined = at.theta, here, refined + 1
         for _ in range(TAU_ROUNDS if visit < SETTLING else 0):
-            tau, known = _unexplained(data, y - here, slopes, doubt, tau, fitted, others, theta)
-        moved = _solve(y - here, slopes, _sigma(data, tau), fitted, theta)
-        rests = bool(np.all(np.abs(moved - theta) < AT_REST))
-        theta = moved
+            tau, known = _unexplained(model.data, y - here, at.beside(others, doubt))
+            at = replace(at, sigma=_sigma(model.data, tau))
+        solved = at.solved(y - here)
+        rests = bool(np.all(np.abs(solved - at.theta) < AT_REST))
+        at = replace(at, theta=solved)
         if rests:
             break
-    residuals = y - model.log(_values(fitted, theta))
-    return _posterior(data, fitted, others, theta, residuals, slopes, doubt, (tau, known))
-
-
-def _values(fitted: Sequence[Prior], theta: Floats) -> dict[str, float]:
-    """Coefficients that are not at their prior: fits that begin alike share prices."""
-    return {p.name: float(np.exp(t)) for p, t in zip(fitted, theta, strict=True) if t != p.mean}
+    residuals = y - model.log(at.moved)
+    weights = at.weights_of(residuals)
+    own = np.asarray(np.linalg.inv(at.information(weights)), dtype=np.float64)
+    gain = own @ (at.slopes.T * (weights / at.sigma**2))
+    return Posterior(
+        priors=at.priors,
+        theta=at.theta,
+        slopes=at.slopes,
+        sigma=at.sigma,
+        own=own,
+        others=tuple(others),
+        gain=gain,
+        carried=gain @ (doubt * np.array([p.width for p in others])),
+        residuals=residuals,
+        tau=tau,
+        tau_known=known,
+        spare=float((1 - at.leverage()) @ _between(model.data)),
+    )
 
 
 def _sigma(data: Sequence[Datum], tau: Mapping[str, float]) -> Floats:
     return np.array([np.hypot(d.scatter, tau.get(d.phase, 0.0)) for d in data])
-
-
-def _solve(gap: Floats, slopes: Floats, sigma: Floats, fitted: Sequence[Prior], theta: Floats) -> Floats:
-    """theta that minimises the linear problem around `theta`, within bounds and `STRIDE`."""
-    if not fitted:
-        return theta
-    table = np.array([(p.mean, p.below, p.above, p.least, p.most) for p in fitted])
-    mean, below, above, smallest, largest = table.T
-    low, high = np.maximum(smallest, theta - STRIDE), np.minimum(largest, theta + STRIDE)
-    count, scaled = len(gap), slopes / sigma[:, None]
-    robust = np.array([True] * count + [p.name.startswith(NODES) for p in fitted])
-
-    def doubt(x: Floats) -> Floats:
-        return np.asarray(np.where(x >= mean, above, below), dtype=np.float64)
-
-    def residual(x: Floats) -> Floats:
-        return np.concatenate([gap / sigma - scaled @ (x - theta), (x - mean) / doubt(x)])
-
-    def jacobian(x: Floats) -> Floats:
-        return np.vstack([-scaled, np.diag(1 / doubt(x))])
-
-    def loss(z: Floats) -> Floats:
-        root = np.sqrt(1 + z[robust])
-        rho = np.vstack([z, np.ones_like(z), np.zeros_like(z)])  # priors of coefficients stay quadratic
-        rho[:, robust] = 2 * (root - 1), 1 / root, -0.5 / root**3
-        return rho
-
-    inside = np.clip(theta, low + TINY, high - TINY)
-    solved = least_squares(residual, inside, jac=jacobian, bounds=(low, high + TINY), loss=loss)
-    return np.asarray(np.clip(solved.x, smallest, largest), dtype=np.float64)
-
-
-def _information(
-    slopes: Floats, sigma: Floats, weights: Floats, fitted: Sequence[Prior], theta: Floats
-) -> Floats:
-    """J^T W J + P^-1, with the variances in W."""
-    believed = np.array([1 / p.deviation(t) ** 2 for p, t in zip(fitted, theta, strict=True)])
-    seen = (slopes.T * (weights / sigma**2)) @ slopes
-    return np.asarray(seen + np.diag(believed), dtype=np.float64)
-
-
-def _leverage(slopes: Floats, sigma: Floats, fitted: Sequence[Prior], theta: Floats) -> Floats:
-    """Share of every datum that the coefficients take up, 0 to 1."""
-    if not fitted:
-        return np.zeros(len(sigma))
-    inverse = np.linalg.inv(_information(slopes, sigma, np.ones_like(sigma), fitted, theta))
-    return np.asarray(np.einsum("ij,jk,ik->i", slopes, inverse, slopes) / sigma**2)
-
-
-def _unexplained(
-    data: Sequence[Datum],
-    gap: Floats,
-    slopes: Floats,
-    doubt: Floats,
-    tau: Mapping[str, float],
-    fitted: Sequence[Prior],
-    others: Sequence[Prior],
-    theta: Floats,
-) -> tuple[dict[str, float], bool]:
-    """tau after one round: residuals of a fit of all coefficients, so that a wrong one is no mismatch."""
-    both, together = [*fitted, *others], np.hstack([slopes, doubt])
-    sigma, start = _sigma(data, tau), np.concatenate([theta, [p.mean for p in others]])
-    moved = _solve(gap, together, sigma, both, start)
-    residuals = gap - together @ (moved - start)
-    return _mismatch(data, residuals, _leverage(together, sigma, both, moved))
-
-
-def _between(data: Sequence[Datum]) -> Floats:
-    """1 for data of a run, 0 for those that compare steps of one and say nothing of how runs differ."""
-    return np.array([float(not d.within) for d in data])
 
 
 def _unknown(data: Sequence[Datum]) -> dict[str, float]:
@@ -271,19 +287,32 @@ def _unknown(data: Sequence[Datum]) -> dict[str, float]:
     return {d.phase: UNKNOWN_MISMATCH for d in data if not d.within}
 
 
-def _mismatch(data: Sequence[Datum], residuals: Floats, leverage: Floats) -> tuple[dict[str, float], bool]:
-    """tau by phase, and whether the data were enough to estimate any."""
-    free = np.clip(1 - leverage, 0.0, 1.0) * _between(data)
-    scatter = np.array([d.scatter for d in data])
+def _between(data: Sequence[Datum]) -> Floats:
+    """1 for data of a run, 0 for those that compare steps of one and say nothing of how runs differ."""
+    return np.array([float(not d.within) for d in data])
+
+
+def _unexplained(data: Sequence[Datum], gap: Floats, whole: Linear) -> tuple[dict[str, float], bool]:
+    """tau by phase after one round, and whether the data were enough to estimate any.
+
+    From residuals of a fit of all coefficients, so that a wrong one is no mismatch.
+    """
+    moved = whole.solved(gap)
+    residuals = gap - whole.slopes @ (moved - whole.theta)
+    free = np.clip(1 - replace(whole, theta=moved).leverage(), 0.0, 1.0) * _between(data)
     if free.sum() < 2:
         return _unknown(data), False
-    rows = free > 0
-    pooled = _paule_mandel(residuals[rows], scatter[rows], free[rows])
+    scatter = np.array([d.scatter for d in data])
+
+    def tau_of(rows: NDArray[np.bool_]) -> float:
+        return _paule_mandel(residuals[rows], scatter[rows], free[rows])
+
+    pooled = tau_of(free > 0)
     taus = {}
     for phase in _unknown(data):
         rows = np.array([d.phase == phase for d in data])
         n = float(free[rows].sum())
-        of_phase = _paule_mandel(residuals[rows], scatter[rows], free[rows]) if n > 1 else pooled
+        of_phase = tau_of(rows) if n > 1 else pooled
         taus[phase] = float(np.sqrt((n * of_phase**2 + SHRINK * pooled**2) / (n + SHRINK)))
     return taus, True
 
@@ -298,42 +327,6 @@ def _paule_mandel(residuals: Floats, scatter: Floats, free: Floats) -> float:
     if excess(0.0) <= 0:
         return 0.0
     return float(brentq(excess, 0.0, MAX_TAU)) if excess(MAX_TAU) < 0 else MAX_TAU
-
-
-def _posterior(
-    data: Sequence[Datum],
-    fitted: Sequence[Prior],
-    others: Sequence[Prior],
-    theta: Floats,
-    residuals: Floats,
-    slopes: Floats,
-    doubt: Floats,
-    unexplained: tuple[Mapping[str, float], bool],
-) -> Posterior:
-    tau, known = unexplained
-    sigma = _sigma(data, tau)
-    weights = 1 / np.sqrt(1 + (residuals / sigma) ** 2)
-    covariance = np.asarray(
-        np.linalg.inv(_information(slopes, sigma, weights, fitted, theta)), dtype=np.float64
-    )
-    gain = covariance @ (slopes.T * (weights / sigma**2))
-    carried = gain @ (doubt * np.array([p.width for p in others]))
-    return Posterior(
-        priors=tuple(fitted),
-        theta=theta,
-        covariance=covariance + carried @ carried.T,
-        own=covariance,
-        others=tuple(others),
-        gain=gain,
-        carried=carried,
-        residuals=residuals,
-        sigma=sigma,
-        weights=weights,
-        tau=tau,
-        tau_known=known,
-        slopes=slopes,
-        spare=float((1 - _leverage(slopes, sigma, fitted, theta)) @ _between(data)),
-    )
 
 
 def quantile(spare: float) -> float:

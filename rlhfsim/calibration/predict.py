@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.pieces import Pieces
+from rlhfsim.calibration.priors import NODES
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.frameworks.costs import costs_of, with_software
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -32,12 +34,10 @@ from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.engine_mode import biased, mode_of
 from rlhfsim.step.iteration import Iteration, Program, closed_form, program
 
-NODES = "bias of "
-"""How the name of a bias begins: `bias of verl > actor.train > packed`."""
 STEP = "step"
 """Name under which the whole step stands beside its phases."""
 BY_LENGTH = " by length"
-"""Behind the name of a phase: how much longer it takes on the run's longest samples (`by_length`)."""
+"""Behind the name of a phase: how much longer it takes on the run's longest samples (`evidence`)."""
 REST = "rest"
 """The step without its timed phases: the controller, and gaps between calls."""
 DIFFERENCE = 1e-3
@@ -48,26 +48,24 @@ HALVINGS = 50
 """Bisections for the parameter that gives a measured mean."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunPricer:
     """An observed run, ready to be priced again and again."""
 
-    name: str
+    seen: Observation
     setting: CallSetting
     kv_tokens: float | None
     """KV capacity of one replica with the profile's own coefficients; held while others change."""
     profile: Profile
     """The profile whose coefficients may change."""
-    covers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Phases of the plan under each clock of the run that covers others than its namesake."""
     clocks: frozenset[str] = frozenset()
     """Measured phases that time a part of the critical chain."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """Phases that may have a bias, with the mode of their engine."""
     ends: tuple[RunPricer, RunPricer] | None = None
     """The same run on its shortest and on its longest samples; None: not told apart."""
-    _known: list[Pieces] = field(default_factory=list, compare=False)
-    """Its pieces at coefficients that were asked for, once there are any."""
+    pieces: Pieces = field(compare=False)
+    """Its priced pieces, at coefficients that were asked for."""
 
     @property
     def framework(self) -> str:
@@ -85,7 +83,7 @@ class RunPricer:
         for call in priced.steps:
             by_phase[call.name] = by_phase.get(call.name, 0.0) + call.cost.seconds
         alone = dict(by_phase)
-        for clock, under in self.covers.items():
+        for clock, under in self.seen.covers.items():
             by_phase[clock] = sum(alone.get(phase, 0.0) for phase in under)
         rest = step.seconds - math.fsum(by_phase[name] for name in self.clocks)
         return {**by_phase, STEP: step.seconds, REST: max(0.0, rest), **self._growths(values or {})}
@@ -106,17 +104,12 @@ class RunPricer:
     def read(self) -> frozenset[str]:
         """Coefficients that pricing this run reads: no other can change a second of it."""
         self._priced({})
-        return self._pieces().read
+        return self.pieces.read
 
     def _priced(self, values: Mapping[str, float]) -> tuple[Program, Iteration]:
-        pieces = self._pieces().at({n: v for n, v in values.items() if not n.startswith(NODES)})
+        pieces = self.pieces.at({n: v for n, v in values.items() if not n.startswith(NODES)})
         priced = program(self.setting, self.kv_tokens, piece=pieces).longer(self._factors(values))
         return priced, closed_form(priced, self.setting.placement.schedule)
-
-    def _pieces(self) -> Pieces:
-        if not self._known:
-            self._known.append(Pieces(self.setting, self.profile))
-        return self._known[0]
 
     def _factors(self, values: Mapping[str, float]) -> dict[str, float]:
         """How much longer each phase takes with these biases."""
@@ -145,11 +138,11 @@ def pricer_of(
     kv_tokens = ledger(models, plan.placement, plan.workload, cluster).kv_tokens
     setting = CallSetting(models=models, placement=plan.placement, workload=workload, cluster=cluster)
     case = RunPricer(
-        name=observation.name,
+        seen=observation,
         setting=setting,
         kv_tokens=kv_tokens if kv_tokens and kv_tokens > 0 else None,
         profile=priced,
-        covers=observation.covers,
+        pieces=Pieces(setting, priced),
     )
     chain = case.chain()
     timed = {f: observation.covers.get(f, (f,)) for f, times in observation.phases.items() if times}
@@ -202,8 +195,8 @@ def with_coefficients(profile: Profile, values: Mapping[str, float]) -> Profile:
 
 def sensitivities(
     case: RunPricer, values: Mapping[str, float], names: Iterable[str]
-) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Seconds by phase, and the elasticity d ln t / d ln theta of each phase by coefficient.
+) -> dict[str, dict[str, float]]:
+    """Elasticity d ln t / d ln theta of each phase, by coefficient.
 
     e = (ln t(theta (1 + d)) - ln t(theta)) / ln(1 + d)        d = -`DIFFERENCE`
 
@@ -220,7 +213,7 @@ def sensitivities(
             for phase, seconds in base.items()
             if seconds > 0 and moved[phase] > 0
         }
-    return base, slopes
+    return slopes
 
 
 # --- lengths as measured --------------------------------------------------------------------------

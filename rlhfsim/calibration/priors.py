@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from rlhfsim.kernels.cost import Z90
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, AT_MOST_ONE, MAX_EFFICIENCY, SHARES, Profile
 from rlhfsim.specs.quantities import Coefficient
 
+NODES = "bias of "
+"""How the name of a bias begins: `bias of verl > actor.train > packed`."""
 REACH = 100.0
 """Most that a fit may move a coefficient without a range of its own, either way."""
 LEAST_SHARE = 1e-3
@@ -34,7 +36,7 @@ DRIFT = Coefficient(
 """P90 of ln(true / predicted) added per e-fold of distance."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Prior:
     """One coefficient before the fit."""
 
@@ -53,6 +55,11 @@ class Prior:
     def deviation(self, theta: float) -> float:
         """Standard deviation on the side of `theta`."""
         return self.above if theta >= self.mean else self.below
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is a bias of a framework, and no coefficient of the profile."""
+        return self.name.startswith(NODES)
 
     @property
     def width(self) -> float:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import yaml
@@ -23,16 +23,9 @@ from rlhfsim.calibration.left_out import PhaseError, off
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import REST, STEP, with_lengths
 from rlhfsim.calibration.priors import DRIFT
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import write_new
-from rlhfsim.specs.hardware.calibrated import (
-    FrameworkBiases,
-    Measurable,
-    NearRun,
-    Point,
-    Provenance,
-    WorkloadMeasured,
-)
+from rlhfsim.specs.hardware.calibrated import FrameworkBiases, Measurable, Point, Provenance, WorkloadMeasured
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import (
     aliases,
@@ -63,6 +56,8 @@ ENGINES = (
 MAX_SOURCE = 1900
 """Characters of a source; the profile's field takes 2000."""
 DIGITS = 5
+BEHIND_POINT = {"common": 3, "at": 3, "log": 4, "reach": 3, "phase_error": 4, "step_error": 4, "region": 3}
+"""Field -> digits behind the point."""
 HEADER = """\
 # Written by rlhfsim calibrate. `low` and `high` are the 10th and 90th percentile of what is believed.
 # Coefficients that are not named here keep the value of the profile that this one extends.
@@ -99,16 +94,15 @@ def check_new(out: Path) -> None:
     Raises:
         RlhfsimError: the file exists, or a known profile has its name.
     """
-    place = Place(file=str(out))
     if out.suffix not in (".yaml", ".yml"):
         raise RlhfsimError(
-            "bad-value", "a profile is a YAML file", place=place, help="as in --out calibrated.yaml"
+            "bad-value", "a profile is a YAML file", place=out, help="as in --out calibrated.yaml"
         )
     if out.exists() or out.is_symlink():
         raise RlhfsimError(
             "file-exists",
             "this file exists, and a profile is never overwritten",
-            place=place,
+            place=out,
             help="give another --out, such as one with a date in its name",
         )
     name = out.stem.lower().replace("_", "-")
@@ -117,7 +111,7 @@ def check_new(out: Path) -> None:
         raise RlhfsimError(
             "name-taken",
             f"a profile named {out.stem} is known; this one would hide it",
-            place=place,
+            place=out,
             help=f"give another --out, such as {out.stem}_calibrated.yaml",
         )
 
@@ -142,31 +136,27 @@ def profile_text(name: str, calibration: Calibration, extends: str | None) -> st
         c.name: replace(c.after, source=source(c, calibration, origin)) for c in calibration.coefficients
     }
     title = f"{calibration.profile.title} (calibrated)".replace(" (calibrated) (calibrated)", " (calibrated)")
+    whole = replace(
+        calibration.profile,
+        name=name,
+        title=title,
+        aliases=(),
+        calibration=origin,
+        coefficients={**calibration.profile.coefficients, **moved},
+        biases=biases_after(calibration),
+        workload=workload_after(calibration),
+    )
     if extends is None:
-        whole = replace(
-            calibration.profile,
-            name=name,
-            title=title,
-            aliases=(),
-            calibration=origin,
-            coefficients={**calibration.profile.coefficients, **moved},
-            biases=biases_after(calibration),
-            workload=workload_after(calibration),
-        )
         return HEADER + profile_yaml(whole)
     data: dict[str, Any] = {
         "name": name,
         "title": title,
         "extends": extends,
-        "coefficients": {key: _numbers(value) for key, value in moved.items()},
+        "coefficients": _plain(moved),
         "calibration": _plain(origin),
     }
-    if biases := biases_after(calibration):
-        data["biases"] = {name: _plain_biases(known) for name, known in biases.items()}
-    if measured := workload_after(calibration):
-        data["workload"] = [
-            {"name": of.name, "stated": of.stated, "measured": _numbers(of.measured)} for of in measured
-        ]
+    further = {"biases": whole.biases, "workload": whole.workload}
+    data |= {key: _plain(value) for key, value in further.items() if value}
     return HEADER + yaml_text(data)
 
 
@@ -215,18 +205,18 @@ def _median(runs: Sequence[Sequence[float]], source: str, dimension: units.Dimen
     )
 
 
-def _plain_biases(known: FrameworkBiases) -> dict[str, Any]:
-    rows = [
-        {key: value for key, value in (("phase", b.phase), ("mode", b.mode)) if value}
-        | {"factor": _numbers(b.factor), "common": round(b.common, 3)}
-        | ({"near": [_plain_near(run) for run in b.near]} if b.near else {})
-        for b in known.phases
-    ]
-    return {"version": known.version, "runs": known.runs, "phases": rows}
-
-
-def _plain_near(run: NearRun) -> dict[str, Any]:
-    return {"at": [round(x, 3) for x in run.at], "log": round(run.log, 4), "reach": round(run.reach, 3)}
+def _plain(value: Any, digits: int | None = None) -> Any:
+    """A record as the mapping of a profile file, without what says nothing; `digits`: behind the point."""
+    if isinstance(value, Coefficient):
+        return _numbers(value)
+    if is_dataclass(value):
+        items = ((f.name, getattr(value, f.name)) for f in fields(value))
+        return {name: _plain(x, BEHIND_POINT.get(name)) for name, x in items if x not in (None, "", ())}
+    if isinstance(value, Mapping):
+        return {key: _plain(x, digits) for key, x in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(x, digits) for x in value]
+    return value if digits is None else round(value, digits)
 
 
 def _numbers(c: Coefficient) -> dict[str, Any]:
@@ -244,16 +234,6 @@ def written(value: float, dimension: units.Dimension, digits: int = DIGITS) -> f
 def yaml_text(data: Mapping[str, Any]) -> str:
     """The keys of a profile file in their order."""
     return yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
-
-
-def _plain(origin: Provenance) -> dict[str, Any]:
-    data = asdict(origin) | {"versions": dict(origin.versions), "runs": list(origin.runs)}
-    for key in ("phase_error", "step_error"):
-        pair = data.pop(key)
-        data |= {key: [round(x, 4) for x in pair]} if pair else {}
-    region = {phase: [[round(x, 3) for x in p] for p in points] for phase, points in origin.region.items()}
-    data = {k: v for k, v in data.items() if k not in ("drift", "region")}
-    return {**data, "drift": _numbers(origin.drift), "region": region}
 
 
 def source(c: Calibrated, calibration: Calibration, origin: Provenance) -> str:
@@ -318,7 +298,7 @@ def region(runs: Sequence[Observation]) -> dict[str, tuple[Point, ...]]:
         plan = run.plan
         work = with_lengths(plan.workload, run.prompt_tokens, run.response_tokens)
         for phase in dict.fromkeys(p for name in run.phases for p in run.covers.get(name, (name,))):
-            x = point(phase, plan.models, work, plan.placement)
-            rounded = (round(x[0], 3), round(x[1], 3), round(x[2], 3), round(x[3], 3), round(x[4], 3))
+            at = point(phase, plan.models, work, plan.placement)
+            rounded = cast(Point, tuple(round(x, BEHIND_POINT["region"]) for x in at))
             points_of.setdefault(phase, {})[rounded] = None
     return {phase: tuple(points) for phase, points in points_of.items() if phase not in (STEP, REST)}

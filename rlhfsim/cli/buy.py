@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rlhfsim.cli.constraints import confidence_option
-from rlhfsim.cli.params import FILE, Output, detail_option, json_option, option, reply, writer
+from rlhfsim.cli.params import FILE, Output, Told, command, detail_option, json_option, option
 from rlhfsim.outputs import cache_folder
 from rlhfsim.present.answers.buy import purchase_page
 from rlhfsim.what_if.purchase.answer import Decision, decided, priced_options
@@ -23,7 +23,7 @@ Examples:
 """
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("portfolio", type=FILE)
 @confidence_option
 @option(
@@ -33,17 +33,15 @@ Examples:
 )
 @detail_option
 @json_option
-@click.pass_context
-def buy(ctx: click.Context, /, portfolio: Path, **given: Any) -> None:
+def buy(portfolio: Path, confidence: float, **_: Any) -> Told:
     """Find which GPUs to buy, reserve and rent over three years, how many and when.
 
     PORTFOLIO is a file of jobs, kinds of GPU and supplies (docs/budget.md).
 
     Exit codes: 0 the deadlines are kept, 1 they are not, 2 bad input.
     """
-    answer = bought(portfolio, given["confidence"])
-    reply(given, purchase_page(answer))
-    ctx.exit(0 if answer.meets else 1)
+    answer = bought(portfolio, confidence)
+    return Told(purchase_page(answer), answer.meets)
 
 
 def bought(portfolio: Path, confidence: float) -> Decision:

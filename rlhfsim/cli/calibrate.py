@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 
@@ -16,13 +17,13 @@ from rlhfsim.cli.mixed_runs import is_run_folder, of_one_gpu, read_runs
 from rlhfsim.cli.params import (
     PATH,
     Output,
+    Told,
     Words,
     bad_option,
+    command,
     json_option,
     on_command_line,
     option,
-    reply,
-    writer,
 )
 from rlhfsim.present.answers.calibrate import calibrate_page
 from rlhfsim.present.terminal.console import console
@@ -37,7 +38,7 @@ Examples:
 """
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH)
 @option(
     "--out",
@@ -51,7 +52,7 @@ Examples:
     "The profile before: name, alias or YAML file; default: the one of the runs' plans.",
 )
 @json_option
-def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, as_json: bool) -> None:
+def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, **_: Any) -> Told:
     """Fit the coefficients of a profile to executed runs and write a new profile.
 
     RUN is a folder of rlhfsim launch or rlhfsim import-run, a log that import-run reads, or a folder of many
@@ -79,7 +80,7 @@ def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, as_
         fitted = replace(fitted, notes=(*left, *fitted.notes))
     if out is not None:
         write_profile(out, fitted, profile)
-    reply({"as_json": as_json}, calibrate_page(fitted, out))
+    return Told(calibrate_page(fitted, out))
 
 
 def _check_once(runs: Sequence[Path]) -> None:

@@ -9,7 +9,7 @@ import click
 
 from rlhfsim.cli import completion
 from rlhfsim.cli.launch import look, read
-from rlhfsim.cli.params import FILE, FOLDER, Words, json_option, on_command_line, option, reply
+from rlhfsim.cli.params import FILE, FOLDER, Told, Words, command, json_option, on_command_line, option
 from rlhfsim.cli.run_settings import settings_of
 from rlhfsim.present.answers import check_machine as view
 
@@ -21,15 +21,14 @@ Examples:
 """
 
 
-@click.command("check-machine", epilog=EPILOG)
+@command(EPILOG, "check-machine")
 @click.argument("file", required=False, shell_complete=completion.systems)
 @option("--model", Words("FOLDER"), "Weights and tokenizer of the policy; default: the path in the plan.")
 @option("--settings settings_file", FILE, "Settings of the run.", metavar="RUN.yaml")
 @option("--out folder", FOLDER, "Folder of the run, for the disk.", default=Path("runs/latest"))
 @option("--address", None, "A running Ray cluster: every node of it; default: this machine.")
 @json_option
-@click.pass_context
-def check_machine(ctx: click.Context, /, file: str | None, folder: Path, as_json: bool, **given: Any) -> None:
+def check_machine(file: str | None, folder: Path, **given: Any) -> Told:
     """Check what a run needs of the machine, in about ten seconds: driver, GPUs, network, limits, disk.
 
     FILE is the plan (or scenario, or shipped system) to run: its needs are then compared too. Nothing is
@@ -41,5 +40,4 @@ def check_machine(ctx: click.Context, /, file: str | None, folder: Path, as_json
         plan = read(file) if file is not None else None
         settings = settings_of(given["settings_file"], (), model=given["model"])
     found = look(plan, settings, folder, given["address"])
-    reply({"as_json": as_json}, view.page(found))
-    ctx.exit(1 if view.missing(found) else 0)
+    return Told(view.page(found), not view.missing(found))

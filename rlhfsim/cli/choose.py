@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from rlhfsim.cli.constraints import confidence_option, constraint_options, promise_options, requirements
+from rlhfsim.cli.constraints import confidence_option, constraint_options, promise_options
 from rlhfsim.cli.inputs import FRAMEWORKS, oversubscription_option, rent_option, workload_options
-from rlhfsim.cli.params import OneOf, Words, bad_option, json_option, option, reply
+from rlhfsim.cli.params import Given, OneOf, Told, Words, bad_option, command, json_option, option
 from rlhfsim.cli.search_progress import counted
-from rlhfsim.cli.size import kinds_of, on_one_gpu
+from rlhfsim.cli.size import kinds_of, on_one_gpu, targets_on
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.present.answers.choose import choose_page
 from rlhfsim.search.request import Request
@@ -21,7 +19,6 @@ from rlhfsim.what_if.choose import choose as search_choose
 from rlhfsim.what_if.choose import not_run, questions
 from rlhfsim.what_if.risk.odds import Targets
 from rlhfsim.what_if.scenarios.workers import local
-from rlhfsim.what_if.sizing import resized
 
 EPILOG = """\b
 Examples:
@@ -31,31 +28,30 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(EPILOG)
 @option("--gpu", Words("NAME,..."), "Kinds of GPUs: names or aliases, or YAML files.", default="h100-sxm")
 @option("--gpus", Words("LOW..HIGH"), "Sizes: 8..128, or one number.", default="8..64")
 @option(
     "--framework", OneOf("framework", FRAMEWORKS), f"Who runs the plan: {', '.join(FRAMEWORKS)}.", default=ANY
 )
 @oversubscription_option
-@rent_option()
+@rent_option
 @workload_options
 @constraint_options
 @promise_options
 @confidence_option
 @json_option
-@click.pass_context
-def choose(ctx: click.Context, /, **given: Any) -> None:
+def choose(**given: Any) -> Told:
     """Compare kinds of GPUs, sizes, frameworks and backends: step, cost, probability."""
     asked, targets = candidates(given)
     with counted("designing", len(asked)) as tick:
         wanted = Targets(requirements=targets, steps=given["steps"], confidence=given["confidence"])
         options = search_choose(asked, wanted, local(), progress=tick)
-    reply(given, choose_page(options, targets, given["steps"], given["confidence"]))
-    ctx.exit(0 if options[0].meets else 1)
+    page = choose_page(options, targets, given["steps"], given["confidence"])
+    return Told(page, options[0].meets)
 
 
-def candidates(given: dict[str, Any]) -> tuple[list[Request], tuple[Requirement, ...]]:
+def candidates(given: Given) -> tuple[list[Request], tuple[Requirement, ...]]:
     """What the options ask: a question a candidate, and the targets of all.
 
     Raises:
@@ -63,10 +59,8 @@ def candidates(given: dict[str, Any]) -> tuple[list[Request], tuple[Requirement,
     """
     least, most = _sizes(given["gpus"])
     profiles = kinds_of(given["gpu"], given["price"])
-    request = _request(given, profiles[0])
-    targets: tuple[Requirement, ...] = ()
-    for profile in profiles:  # each must have a price where a target is money
-        targets = requirements(given, resized(request, profile, least))
+    request = on_one_gpu(given, profiles[0])  # each candidate replaces the cluster
+    targets = targets_on(given, request, profiles, least)
     asked = list(questions(request, profiles, least, most))
     if not asked and (lacking := list(not_run(request, profiles))):
         raise RlhfsimError("not-run", "no framework here runs this", help="; ".join(lacking))
@@ -85,8 +79,3 @@ def _sizes(text: str) -> tuple[int, int]:
     if not 1 <= least <= most <= MAX_GPUS:
         raise bad_option(f"--gpus {text[:40]}: out of range", f"1 to {MAX_GPUS:,}, the smaller number first")
     return least, most
-
-
-def _request(given: dict[str, Any], profile: Any) -> Request:
-    """The question on one GPU of the first kind; each candidate replaces the cluster."""
-    return on_one_gpu(given, profile)

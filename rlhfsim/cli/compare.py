@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rlhfsim.calibration.comparison.side_by_side import read
-from rlhfsim.cli.params import PATH, Output, bad_option, detail_option, json_option, option, reply, writer
+from rlhfsim.cli.params import PATH, Output, Told, bad_option, command, detail_option, json_option, option
 from rlhfsim.present.answers.compare import run_page
 from rlhfsim.present.chrome_trace import side_by_side, write_chrome
 from rlhfsim.what_if.doctor.of_run import diagnose_run
@@ -20,7 +20,7 @@ Examples:
 """
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("paths", nargs=-1, metavar="[PLAN] RUN", type=PATH)
 @option(
     "--trace out",
@@ -30,7 +30,7 @@ Examples:
 )
 @detail_option
 @json_option
-def compare(paths: tuple[Path, ...], out: Path | None, **given: Any) -> None:
+def compare(paths: tuple[Path, ...], out: Path | None, **_: Any) -> Told:
     """Predicted against measured: phases, step, memory, tokens, and where the gap comes from.
 
     RUN is the folder of rlhfsim launch or rlhfsim import-run, PLAN the plan.json that it ran (default:
@@ -43,4 +43,4 @@ def compare(paths: tuple[Path, ...], out: Path | None, **given: Any) -> None:
     diagnosis = diagnose_run(answer.run)
     if out is not None:
         write_chrome(out, side_by_side(answer.plan, answer.trace))
-    reply(given, run_page(answer, diagnosis, trace=out))
+    return Told(run_page(answer, diagnosis, trace=out))

@@ -26,14 +26,18 @@ def systems(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     """Shipped systems, and files."""
     from rlhfsim.specs.scenario import system_names
 
-    return [*_offered(system_names(), incomplete), CompletionItem(incomplete, type="file")]
+    return _or_files(system_names(), incomplete)
 
 
 def scenarios(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Shipped what-if scenarios, and files."""
     from rlhfsim.what_if.scenarios.document import scenario_names
 
-    return [*_offered(scenario_names(), incomplete), CompletionItem(incomplete, type="file")]
+    return _or_files(scenario_names(), incomplete)
+
+
+def _or_files(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [*_offered(names, incomplete), CompletionItem(incomplete, type="file")]
 
 
 def _offered(names: Iterable[str], incomplete: str) -> list[CompletionItem]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from rlhfsim.cli.params import (
     COMMAND_LINE,
+    Given,
     Number,
     OneOf,
     Several,
@@ -18,7 +19,6 @@ from rlhfsim.cli.params import (
     on_command_line,
     option,
     together,
-    typed,
 )
 from rlhfsim.errors import unknown_name
 from rlhfsim.search.request import FORBIDDABLE, STALE, SWITCHES, Limit, Request, second_pool_for_rollout
@@ -44,10 +44,7 @@ require_option = option(
     f"Quantities: {', '.join(QUANTITIES)}.",
     multiple=True,
 )
-target_options = (
-    require_option,
-    option("--steps", typed(Steps), "Steps of the whole run, for its time and cost."),
-)
+target_options = (require_option, option("--steps", Steps, "Steps of the whole run, for its time and cost."))
 """Targets, and the run that some of them need."""
 constraint_options = together(
     option(
@@ -149,7 +146,7 @@ def constraints(items: Iterable[str]) -> tuple[dict[str, dict[str, int | str]], 
 # --- the request ------------------------------------------------------------------------------------
 
 
-def constrained(request: Request, given: Mapping[str, Any]) -> Request:
+def constrained(request: Request, given: Given) -> Request:
     """A request with everything that `constraint_options` say.
 
     Raises:
@@ -180,7 +177,7 @@ def constrained(request: Request, given: Mapping[str, Any]) -> Request:
 # --- targets ----------------------------------------------------------------------------------------
 
 
-def targets_of(given: Mapping[str, Any]) -> tuple[Requirement, ...]:
+def targets_of(given: Given) -> tuple[Requirement, ...]:
     """The targets of `--require`, `--deadline` and `--budget`.
 
     Raises:
@@ -192,7 +189,7 @@ def targets_of(given: Mapping[str, Any]) -> tuple[Requirement, ...]:
     return (*targets, *_promises(given))
 
 
-def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requirement, ...]:
+def requirements(given: Given, request: Request) -> tuple[Requirement, ...]:
     """The targets of the command line.
 
     Raises:
@@ -217,7 +214,7 @@ def priced_targets(targets: tuple[Requirement, ...], *, unknown: bool) -> tuple[
     return targets
 
 
-def _promises(given: Mapping[str, Any]) -> Iterator[Requirement]:
+def _promises(given: Given) -> Iterator[Requirement]:
     """`--deadline` and `--budget` as targets."""
     for name, (quantity, dimension) in PROMISES.items():
         value = given.get(name)

@@ -40,7 +40,7 @@ Examples:
 @option("--out", FOLDER, "Folder of the run; default: a new temporary one.")
 @option("--iterations", Whole(1, 1000), "Iterations of the run.", default=6)
 @json_option
-def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
+def demo(out: Path | None, iterations: int, as_json: bool) -> None:
     """See it all on this machine: design, run, compare.
 
     Designs for the cores of this machine, builds a tiny model with its tokenizer, runs GRPO for real
@@ -62,7 +62,7 @@ def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
         rewards=(RewardRule(kind="digits"),),
         optimizer=Optimizer(learning_rate=LEARNING_RATE),
     )
-    return run(plan, settings, LaunchOptions(out=folder), as_json=as_json)
+    run(plan, settings, LaunchOptions(out=folder), as_json=as_json)
 
 
 def designed(model: str) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,17 +26,19 @@ from rlhfsim.cli.inputs import (
 )
 from rlhfsim.cli.params import (
     FILE,
+    Given,
     OneOf,
     Output,
+    Told,
     Words,
     bad_option,
+    command,
     detail_option,
     emit,
     flag,
     json_option,
     on_command_line,
     option,
-    writer,
 )
 from rlhfsim.cli.planned import asked
 from rlhfsim.cli.search_progress import shown
@@ -82,7 +84,7 @@ ANSWERED_EARLY = 3
 """Exit code of a search that Ctrl-C ended with an answer."""
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @cluster_options
 @workload_options
 @backend_options
@@ -118,7 +120,7 @@ ANSWERED_EARLY = 3
 @detail_option
 @json_option
 @click.pass_context
-def design(ctx: click.Context, /, **given: Any) -> None:
+def design(ctx: click.Context, /, **given: Any) -> Told | None:
     """Choose architecture and layouts for a cluster and a model."""
     limit = ctx.with_resource(ExitStack())
     limit.enter_context(clock.within(given["time_limit"]))  # who leads is looked for too
@@ -127,13 +129,13 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     if rewarded:
         from rlhfsim.cli.time_to_reward import planned_reward
 
-        ctx.exit(planned_reward(request, given))
+        return planned_reward(request, given)
     if given["learning"]:
         raise bad_option("--learning goes with --objective time-to-reward", "give both, or neither")
     if given["run"]:
         from rlhfsim.cli.long_run import planned_long_run  # read only where it is asked for
 
-        ctx.exit(planned_long_run(request, given))
+        return planned_long_run(request, given)
     if given["page"]:
         raise bad_option(
             "--page goes with --run or --learning", "write a page of one plan with: rlhfsim report plan.json"
@@ -176,7 +178,7 @@ def designed(
     request: Request,
     targets: Sequence[Requirement],
     instead: Sequence[Alternative],
-    given: Mapping[str, Any],
+    given: Given,
     *,
     explain: bool = True,
 ) -> Design:
@@ -201,7 +203,7 @@ def designed(
     return answer if given["fastest"] else likeliest(answer, targets, given["steps"])
 
 
-def question(given: dict[str, Any]) -> Request:
+def question(given: Given) -> Request:
     """What the options ask.
 
     Raises:

@@ -21,7 +21,7 @@ from rlhfsim.cli.choose import candidates, choose
 from rlhfsim.cli.constraints import requirements
 from rlhfsim.cli.design import design, designed, question
 from rlhfsim.cli.long_run import long_run
-from rlhfsim.cli.params import OneOf, Several, Whole, Words, bad_option, flag, on_command_line, option
+from rlhfsim.cli.params import Given, OneOf, Several, Whole, Words, bad_option, flag, on_command_line, option
 from rlhfsim.cli.pool import pooled
 from rlhfsim.cli.time_to_reward import OBJECTIVE, rewarded
 from rlhfsim.desk.answer import DeskQuestion
@@ -221,19 +221,19 @@ def _file_names(data: Any) -> Iterator[str]:
         yield data
 
 
-def _run(given: dict[str, Any], paths: Sequence[Path]) -> Page:
+def _run(given: Given, paths: Sequence[Path]) -> Page:
     return long_run(question(given), {**given, "run": paths[0]})[1]
 
 
-def _pool(given: dict[str, Any], paths: Sequence[Path]) -> Page:
+def _pool(given: Given, paths: Sequence[Path]) -> Page:
     return pool_page(pooled(tuple(paths), given))
 
 
-def _purchase(given: dict[str, Any], paths: Sequence[Path]) -> Page:
+def _purchase(given: Given, paths: Sequence[Path]) -> Page:
     return purchase_page(bought(paths[0], given["confidence"]))
 
 
-def _reward(given: dict[str, Any], paths: Sequence[Path]) -> Page:
+def _reward(given: Given, paths: Sequence[Path]) -> Page:
     return reward_page(rewarded(question(given), {**given, "learning": paths[0]}))
 
 

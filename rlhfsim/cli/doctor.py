@@ -15,16 +15,17 @@ from rlhfsim.cli.inputs import price_option
 from rlhfsim.cli.params import (
     Number,
     OneOf,
+    Told,
     Words,
     bad_option,
+    command,
     flag,
     json_option,
     on_command_line,
     option,
-    reply,
     typed,
 )
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.configuration import configuration_names
 from rlhfsim.interchange.configuration.forms import scalars
 from rlhfsim.interchange.configuration.recognise import read_configuration
@@ -52,12 +53,12 @@ class MeanTokens(Number):
 
     name = "mean=X"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def read(self, text: str, option: str) -> float:
         """The number; its limit is the configuration's."""
-        return super().convert(str(value).strip().removeprefix("mean="), param, ctx)
+        return super().read(text.strip().removeprefix("mean="), option)
 
 
-@click.command(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("configs", nargs=-1, required=True, metavar="CONFIG...")
 @option(
     "--gpu",
@@ -78,10 +79,9 @@ class MeanTokens(Number):
 )
 @flag("--fix", "Write the changed file next to the old one (run.new.sh), and show what differs.")
 @flag("--strict", "Refuse keys that the release does not have (exit code 2).")
-@price_option()
+@price_option
 @json_option
-@click.pass_context
-def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: Any) -> None:
+def doctor(configs: tuple[str, ...], gpu: str, **given: Any) -> Told:
     """Judge a configuration: does it fit, how long is a step, which keys to change.
 
     CONFIG is the launch script, YAML or JSON that a run starts from, the command itself in quotes, or - for
@@ -119,8 +119,8 @@ def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: A
         if given["strict"]:
             check_keys(answer)
         repaired = _written_fix(answer, configs) if given["fix"] else None
-    reply(given, page(answer, repaired))
-    ctx.exit(0 if answer.judged.fits and not any(f.stops for f in answer.findings) else 1)
+    runs = answer.judged.fits and not any(f.stops for f in answer.findings)
+    return Told(page(answer, repaired), runs)
 
 
 def _check_new(configs: tuple[str, ...]) -> None:
@@ -136,7 +136,7 @@ def _check_new(configs: tuple[str, ...]) -> None:
 
 def _check_absent(absent: bool, configs: tuple[str, ...]) -> None:
     if not absent:
-        place = Place(file=str(changed_path(Path(configs[0]))))
+        place = changed_path(Path(configs[0]))
         raise RlhfsimError("file-exists", "a changed file is there already", place=place, help="rename it")
 
 
@@ -164,7 +164,7 @@ def check_keys(answer: Diagnosis) -> None:
         raise RlhfsimError(
             "no-such-key",
             f"{answer.case.configuration.title} {answer.case.recorded} has no key {names}",
-            place=Place(file=answer.case.settings.name),
+            place=answer.case.settings.name,
             help=f"the nearest: {', '.join(near)}"
             if near
             else "remove them, or name the --version that has them",

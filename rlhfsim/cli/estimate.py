@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import click
-
 from rlhfsim.cli.constraints import SURE, SURELY, priced_targets, promise_options, target_options, targets_of
-from rlhfsim.cli.params import Output, detail_option, option, reply, together, writer
+from rlhfsim.cli.params import Given, Output, Told, command, detail_option, option, together
 from rlhfsim.cli.planned import plan_options, planned, run_of
 from rlhfsim.plan import AskedRun, write_plan
 from rlhfsim.present.answers.estimate import page
@@ -26,15 +23,14 @@ Examples:
 """
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @plan_options
 @together(*target_options)
 @promise_options
 @option("--confidence", SURE, f"{SURELY} Default: that of plan.json, or {CONFIDENCE:.0%}.")
 @option("--out", Output("plan"), "Write the plan as plan.json.", metavar="FILE")
 @detail_option
-@click.pass_context
-def estimate(ctx: click.Context, /, **given: Any) -> None:
+def estimate(**given: Any) -> Told:
     """Price one plan: time by phase and what binds it, memory, money, energy.
 
     FILE is a scenario (YAML), a shipped system (verl, openrlhf, trl, ...) or a plan.json. Without
@@ -46,7 +42,7 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
     kept = run_of(given["file"])
     steps = given["steps"] or (kept.steps if kept else None)
     targets = _targets({**given, "steps": steps}, kept)
-    answer = planned(ctx, given)
+    answer = planned(given)
     known = None
     if answer.plan is not None and answer.cluster is not None and (targets or steps):
         priced_targets(targets, unknown=answer.plan.prediction.usd_per_step is None)
@@ -57,11 +53,10 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
         answer = replace(answer, plan=replace(answer.plan, run=run))
     if given["out"] is not None and answer.plan is not None:
         write_plan(given["out"], answer.plan)
-    reply(given, page(answer, known, given["detail"]))
-    ctx.exit(0 if answer.fits and (known is None or known.meets) else 1)
+    return Told(page(answer, known, given["detail"]), answer.fits and (known is None or known.meets))
 
 
-def _targets(given: Mapping[str, Any], kept: AskedRun | None) -> tuple[Requirement, ...]:
+def _targets(given: Given, kept: AskedRun | None) -> tuple[Requirement, ...]:
     """The targets that the plan was asked for; those of the command line in place of the same ones.
 
     Raises:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from rlhfsim.cli.params import FILE, NewFolder, OneOf, json_option, option, reply, writer
+from rlhfsim.cli.params import FILE, NewFolder, OneOf, Told, command, json_option, option
 from rlhfsim.interchange.cluster_jobs import MANAGERS
 from rlhfsim.interchange.export import export as exported
 from rlhfsim.interchange.export import exporters
@@ -26,24 +27,14 @@ Examples:
 """
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("file", type=FILE)
 @option("--to", OneOf("framework", exporters()), f"{', '.join(exporters())}.", required=True)
 @option("--version", str, "Release of the framework, such as verl 0.8.0; default: the newest that is known.")
 @option("--with manager", OneOf("manager", MANAGERS), "Job of a cluster beside the script: slurm, skypilot.")
 @option("--out", NewFolder(), "New folder for the files.", required=True, metavar="FOLDER")
 @json_option
-@click.pass_context
-def export(
-    ctx: click.Context,
-    /,
-    file: Path,
-    to: str,
-    version: str | None,
-    manager: str | None,
-    out: Path,
-    as_json: bool,
-) -> None:
+def export(file: Path, to: str, version: str | None, manager: str | None, out: Path, **_: Any) -> Told:
     """Write plan FILE as the launch of another framework: script, reasons, README.
 
     Each key that the plan decides stands below the choice or the prediction behind it; what the framework
@@ -55,8 +46,7 @@ def export(
     found = exported(plan, to, vendors_of(plan), predicted, manager=manager, version=version)
     write_folder(out, dict(found.files) | {"plan.json": read_text(file)})
     reason = rejection(plan, cluster_of(plan))
-    reply({"as_json": as_json}, view.page(found, out, reason))
-    ctx.exit(0 if reason is None else 1)
+    return Told(view.page(found, out, reason), reason is None)
 
 
 def predicted(plan: Plan) -> Prediction:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
-from rlhfsim.cli.params import json_option, reply
+from rlhfsim.cli.params import Told, command, json_option
 from rlhfsim.present.answers import frameworks as view
 
 EPILOG = """\b
@@ -14,8 +14,8 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(EPILOG)
 @json_option
-def frameworks(as_json: bool) -> None:
+def frameworks(**_: Any) -> Told:
     """What each framework runs, and how that is known; `design --framework NAME` keeps to it."""
-    reply({"as_json": as_json}, view.listing())
+    return Told(view.listing())

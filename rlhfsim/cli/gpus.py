@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from rlhfsim.cli.params import json_option, on_command_line, reply
+from rlhfsim.cli.params import Told, command, json_option, on_command_line
 from rlhfsim.present.answers import gpus as view
 from rlhfsim.specs.hardware.profiles import load_profile, profile_names
 
@@ -16,14 +18,14 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("name", required=False)
 @json_option
-def gpus(name: str | None, as_json: bool) -> None:
+def gpus(name: str | None, **_: Any) -> Told:
     """List the GPUs rlhfsim knows, or show one with the source of every number.
 
     NAME is a profile, an alias, or a YAML file of your own (docs/hardware.md).
     """
     with on_command_line():
         page = view.sheet(load_profile(name)) if name else view.listing(map(load_profile, profile_names()))
-    reply({"as_json": as_json}, page)
+    return Told(page)

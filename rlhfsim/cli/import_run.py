@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,17 +15,18 @@ import click
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
+    Given,
     NewFolder,
     OneOf,
     PathName,
+    Told,
     Words,
     bad_option,
+    command,
     json_option,
     on_command_line,
     option,
-    reply,
-    typed,
-    writer,
+    together,
 )
 from rlhfsim.interchange.configuration.settings import NAMED_MODEL
 from rlhfsim.interchange.logs.framework import framework_named, framework_names
@@ -78,10 +78,10 @@ def run_files(path: Path | str) -> Iterator[tuple[Path, Callable[[], None]]]:
         yield run.folder, run.update
 
 
-RUN = RunPath(path_type=Path)
+RUN = RunPath()
 
 
-LOG_OPTIONS = (
+log_options = together(
     option(
         "--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}. Default: the one whose log it is."
     ),
@@ -99,17 +99,12 @@ LOG_OPTIONS = (
     ),
     option("--set given", Words("KEY=VALUE"), "A setting of the framework, over the files.", multiple=True),
     option("--model", Words("NAME", completion.models), MODEL_HELP),
-    option("--prompt-len", typed(Tokens), "Mean tokens of a prompt, where nothing logged them."),
+    option("--prompt-len", Tokens, "Mean tokens of a prompt, where nothing logged them."),
 )
 """What logs of other frameworks are read with."""
 
 
-def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command with them."""
-    return reduce(lambda wrapped, add: add(wrapped), reversed(LOG_OPTIONS), command)
-
-
-def choices(given: dict[str, Any]) -> Choices:
+def choices(given: Given) -> Choices:
     """What they say."""
     return Choices(
         gpu=given["gpu"],
@@ -120,12 +115,12 @@ def choices(given: dict[str, Any]) -> Choices:
     )
 
 
-@writer(name="import-run", epilog=EPILOG)
+@command(EPILOG, "import-run")
 @click.argument("path", type=RUN)
 @log_options
 @option("--out", NewFolder(), "New folder for plan.json, trace.json, metrics.jsonl.", required=True)
 @json_option
-def import_run(path: Path | str, framework: str | None, out: Path, as_json: bool, **given: Any) -> None:
+def import_run(path: Path | str, framework: str | None, out: Path, **given: Any) -> Told:
     """Read a run of another framework into a folder that compare and calibrate read.
 
     PATH is the console log of the job, another file of the run (TensorBoard events, JSON lines, a history
@@ -136,7 +131,7 @@ def import_run(path: Path | str, framework: str | None, out: Path, as_json: bool
     """
     with on_command_line(), run_files(path) as (files, _):
         run, plan = import_into(files, framework, choices(given), out)
-    reply({"as_json": as_json}, import_page(run, plan, files, out))
+    return Told(import_page(run, plan, files, out))
 
 
 def import_into(path: Path, framework: str | None, chosen: Choices, out: Path) -> tuple[Imported, Plan]:

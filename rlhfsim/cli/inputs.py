@@ -7,17 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-import click
-
 from rlhfsim import units
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     COMMAND_LINE,
     FILE,
     F,
+    Given,
     Number,
     OneOf,
-    Option,
     Words,
     bad_option,
     field_option,
@@ -63,13 +61,36 @@ DISTRIBUTIONS: dict[str, Any] = {
     "truncated": Truncated,
     "empirical": Empirical,
 }
+SAME = (
+    "algorithm",
+    "model",
+    "critic",
+    "reference",
+    "prompts",
+    "samples",
+    "epochs",
+    "mini_batches",
+    "seed",
+    "oversampling",
+    "router_replay",
+    "teacher_top",
+)
+"""Fields of the workload that an option gives as they are."""
+PARTS: Mapping[str, type] = {
+    "rules": Rules,
+    "speculation": Speculation,
+    "environment": Environment,
+    "custom": OwnParts,
+    "dynamic_sampling": DynamicSampling,
+}
+"""Option -> what its pairs describe."""
 _WRITE = (
     "write 1024, 8k, lognormal:mean=2000,sigma=0.8,max=8192, truncated:mean=500,std=200,max=2048 "
     "or empirical:file=lengths.txt"
 )
 
 
-GPU, NAME = Words("NAME", completion.gpus), Words("NAME")
+GPU, NAME, PAIRS = Words("NAME", completion.gpus), Words("NAME"), Words("KEY=VALUE,...")
 oversubscription_option = field_option(
     ClusterText, "oversubscription", "2: the network between nodes carries half of what the NICs could."
 )
@@ -95,30 +116,24 @@ class Rent(Number):
 
     name = "USD|MARKET"
 
-    def convert(  # type: ignore[override]  # a market where a number gives a number
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | str:
+    def read(self, text: str, option: str) -> float | str:  # type: ignore[override]  # a market too
         """The price, or the market whose listed price counts.
 
         Raises:
             RlhfsimError: neither.
         """
-        market = str(value).strip().lower()
-        return market if market in MARKETS else super().convert(value, param, ctx)
+        market = text.strip().lower()
+        return market if market in MARKETS else super().read(text, option)
 
 
-def price_option(help: str = "USD per GPU-hour, in place of the listed price.") -> Option:
-    """What a GPU costs."""
-    return option("--price", typed(UsdPerHour), help)
-
-
-def rent_option(help: str = "USD per GPU-hour, or the listed price that counts: reserved, spot.") -> Option:
-    """What a GPU costs, or on which market it is rented."""
-    return option("--price", typed(UsdPerHour, Rent), help)
+price_option = option("--price", UsdPerHour, "USD per GPU-hour, in place of the listed price.")
+rent_option = option(
+    "--price", typed(UsdPerHour, Rent), "USD per GPU-hour, or the listed price that counts: reserved, spot."
+)
 
 
 def _cluster(*, required: bool) -> Callable[[F], F]:
-    gpus = typed(PoolGpus)
+    gpus = PoolGpus
     far = "That pool is in another region: rtt=60ms,bandwidth=10Gbit/s,loss=0.01%,streams=16; or goodput."
     known = "GPU: name or alias (rlhfsim gpus), or a YAML file, such as one of rlhfsim calibrate."
     return together(
@@ -129,10 +144,10 @@ def _cluster(*, required: bool) -> Callable[[F], F]:
         option("--gpus-per-node", gpus, "GPUs per node; default: the usual node of the GPU."),
         option("--rollout-gpus", gpus, "GPUs of a second pool, for the rollout only."),
         option("--rollout-gpu", GPU, "Another GPU for that second pool."),
-        option("--rollout-wan", Words("KEY=VALUE,..."), far),
+        option("--rollout-wan", PAIRS, far),
         oversubscription_option,
         option("--fabric", OneOf("fabric", get_args(Fabric)), "What joins the nodes: infiniband, roce, efa."),
-        rent_option(),
+        rent_option,
     )
 
 
@@ -174,13 +189,13 @@ def _workload(*, required: bool) -> Callable[[F], F]:
             Workload, "reference", "Reference model, same or none; of distillation the teachers: a,b."
         ),
         option("--reward", NAME, "Reward model, same or none; default: same, or none with --rules."),
-        option("--rules", Words("KEY=VALUE,..."), ruled),
-        option("--environment", Words("KEY=VALUE,..."), answered),
-        option("--custom", Words("KEY=VALUE,..."), own),
+        option("--rules", PAIRS, ruled),
+        option("--environment", PAIRS, answered),
+        option("--custom", PAIRS, own),
         option("--settings settings_file", FILE, "Settings of a run: what its own parts declare is priced."),
         option("--dynamic-sampling", Words("KEPT"), refilled),
         field_option(Workload, "oversampling", started),
-        option("--speculation", Words("KEY=VALUE,..."), drafted),
+        option("--speculation", PAIRS, drafted),
         field_option(Workload, "teacher_top", "Distillation: largest logits of the teacher at each token."),
         flag("--router-replay", "Training takes the experts that the rollout chose (R3)."),
         flag("--no-kl", "No KL term, so no reference model."),
@@ -197,7 +212,7 @@ input_options = together(_cluster(required=False), _workload(required=False))
 # --- cluster and workload ---------------------------------------------------------------------------
 
 
-def build_cluster(given: Mapping[str, Any]) -> Cluster:
+def build_cluster(given: Given) -> Cluster:
     """The cluster of `cluster_options`.
 
     Raises:
@@ -229,7 +244,7 @@ def wan_option(text: str, option: str) -> WanLink:
     return from_pairs(WanLink, parse_pairs(text, option), option)
 
 
-def build_workload(given: Mapping[str, Any]) -> Workload:
+def build_workload(given: Given) -> Workload:
     """The workload of `workload_options`; every model it names is known.
 
     Raises:
@@ -242,29 +257,13 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         raise bad_option(
             f"--prompts {given['prompts']:,} times --samples {given['samples']:,} is out of range", AT_MOST
         )
-    same = (
-        "algorithm",
-        "model",
-        "critic",
-        "reference",
-        "prompts",
-        "samples",
-        "epochs",
-        "mini_batches",
-        "seed",
-    )
+    parts = ((name, _pairs(name, given)) for name in PARTS if name != "rules")
     raw: dict[str, Any] = {
-        **{name: given[name] for name in same},
+        **{name: given[name] for name in SAME},
         "reward": _reward(given),
         "prompt_len": lengths(given["prompt_len"], "--prompt-len"),
         "response_len": lengths(given["response_len"], "--response-len"),
-        "speculation": _speculation(given["speculation"]),
-        "oversampling": given["oversampling"],
-        "router_replay": given["router_replay"],
-        "teacher_top": given["teacher_top"],
-        "environment": _pairs(Environment, given["environment"], "--environment"),
-        "custom": _pairs(OwnParts, given["custom"], "--custom") or {},
-        "dynamic_sampling": _dynamic_sampling(given["dynamic_sampling"]),
+        **{name: pairs for name, pairs in parts if pairs is not None},
         "kl": not (given["no_kl"] or given["algorithm"] in WITHOUT_KL),
         "packing": not (given["no_packing"] or _pads(given.get("framework"))),
     }
@@ -298,43 +297,27 @@ def _pads(name: str | None) -> bool:
     return name not in (None, ANY) and framework(name).pads
 
 
-def _needed(given: Mapping[str, Any], name: str) -> None:
+def _needed(given: Given, name: str) -> None:
     if given[name] is None:
         raise bad_option(f"--{name} is missing", "as in --gpus 64 --model 70b")
 
 
-def _reward(given: Mapping[str, Any]) -> dict[str, Any]:
-    rules = given["rules"]
+def _reward(given: Given) -> dict[str, Any]:
+    rules = _pairs("rules", given)
     model = given["reward"] or ("none" if rules else "same")
-    parsed = parse_pairs(rules, "--rules") if rules is not None else None
-    if parsed is not None:
-        from_pairs(Rules, parsed, "--rules")
-    return {"model": None if model == "none" else model, "rules": parsed}
+    return {"model": None if model == "none" else model, "rules": rules}
 
 
-def _pairs(kind: type, text: str | None, option: str) -> dict[str, Any] | None:
+def _pairs(name: str, given: Given) -> dict[str, str] | None:
+    """The pairs of an option of `PARTS`, checked; None where it was not given."""
+    text, option = given[name], f"--{name.replace('_', '-')}"
     if text is None:
         return None
-    parsed = parse_pairs(text, option)
-    from_pairs(kind, parsed, option)
-    return parsed
-
-
-def _dynamic_sampling(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    option = "--dynamic-sampling"
-    pairs = parse_pairs(text if "=" in text else f"kept={text}", option)
-    from_pairs(DynamicSampling, pairs, option)
-    return dict(pairs)
-
-
-def _speculation(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    pairs = parse_pairs(text, "--speculation")
-    from_pairs(Speculation, pairs, "--speculation")
-    return dict(pairs)
+    if name == "dynamic_sampling" and "=" not in text:
+        text = f"kept={text}"
+    pairs = parse_pairs(text, option)
+    from_pairs(PARTS[name], pairs, option)
+    return pairs
 
 
 # --- lengths ----------------------------------------------------------------------------------------

@@ -9,25 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from rlhfsim.cli import completion
 from rlhfsim.cli.params import (
     FILE,
     FOLDER,
     Several,
+    Told,
     Whole,
     Words,
     bad_option,
+    command,
     flag,
+    is_typed,
     json_option,
     on_command_line,
     option,
-    reply,
 )
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.cli.run_settings import settings_of
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.extras import need
 from rlhfsim.plan import Plan, is_as_priced, read_plan
 from rlhfsim.present.answers import check_machine as machine_view
@@ -75,7 +76,7 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("file", shell_complete=completion.systems)
 @option(
     "--settings settings_file",
@@ -131,11 +132,12 @@ Examples:
 )
 @flag("--no-self-check", "Skip the first minute's check.")
 @json_option
-def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool, **given: Any) -> int | None:
+def launch(
+    file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool, **given: Any
+) -> Told | None:
     """Run FILE (a plan.json, a scenario, or a shipped system) as a real RLHF job."""
     if given["assume_cluster"] is not None:
-        check_described(file, dry_run=dry_run, scale=scale, as_json=as_json, **given)
-        return None
+        return check_described(file, dry_run=dry_run, scale=scale, **given)
     need(*(DRY if dry_run and not scale else TRAINING), purpose="a real run")
     from executor.coordination.amendments import recorded
     from executor.launch import LaunchOptions
@@ -163,80 +165,74 @@ def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool
         self_check=not given["no_self_check"],
         smallest_change=smallest_change,
     )
-    return run(
+    run(
         plan,
         settings,
         options,
         as_json=as_json,
         notes=profile_notes(file) if not scale and not Path(file).is_dir() else (),
-        scale=bool(scale),
         changes=changes,
         recalibrate_every=given["recalibrate_every"],
     )
+    return None
 
 
-def run(plan: Plan, settings: Settings, options: Any, **how: Any) -> int | None:
-    """As `launched`; SIGTERM ends it with 143 at any moment, while the report is written too."""
-    from executor.coordination.saving import ended_by_sigterm
-
-    with ended_by_sigterm():
-        return launched(plan, settings, options, **how)
-
-
-def launched(
+def run(
     plan: Plan,
     settings: Settings,
     options: Any,
     *,
     as_json: bool,
     notes: tuple[str, ...] = (),
-    scale: bool = False,
     changes: tuple[Replaced, ...] = (),
     recalibrate_every: int | None = None,
-) -> int | None:
-    """Launch and report; `changes`: what a small run has otherwise than its file.
+) -> None:
+    """Launch and report; `changes`: what a small run has otherwise than its file. SIGTERM ends it with 143 at
+    any moment, while the report is written too.
 
     Raises:
         RlhfsimError: bad input, or the run stopped.
     """
-    from executor.launch import launch as start
-    from executor.run import TraceWatch
-    from rlhfsim.cli.replan import Replan, profile_line
+    from executor.coordination.saving import ended_by_sigterm
 
-    screen = console(stderr=as_json)
-    listener = Screen(screen)
-    about = launch_view.before(plan, dry_run=options.dry_run, told=notes, changes=changes)
-    for line in blocks([*about], screen.width):
-        screen.print(line)
-    if scale:
-        make_tiny(options.out)
-    replan = Replan(plan, options.out.name) if recalibrate_every and not options.dry_run else None
-    if replan is not None and recalibrate_every:
-        options = replace(options, watch=TraceWatch(every=recalibrate_every, look=replan.look))
-    machine = look(plan, settings, options.out, options.address) if options.dry_run else []
-    for line in parts(machine_view.page(machine, tables=False)) if machine else ():
-        screen.print(line)
-    outcome = start(plan, settings, options, listener)
-    plan = read_plan(outcome.files.plan)  # with what own parts declare
-    report = launch_view.result(plan, outcome, dry_run=options.dry_run)
-    if machine:
-        report |= {"machine": machine_view.node_data(machine)}
-    if scale:
-        report |= {"replaced": launch_view.replaced_data(changes)}
-    if replan is not None:
-        written = replan.write(options.out)
-        report |= {"calibrated_profile": str(written) if written else None}
-        screen.print(profile_line(written))
-    if as_json:
-        click.echo(json.dumps({"schema": launch_view.SCHEMA, **report}, indent=2))
-        return None
-    for line in ("", *blocks([*launch_view.after(report)], screen.width)):
-        screen.print(line)
-    if not options.dry_run:
-        from rlhfsim.present.chrome_trace import chrome_path, write_chrome
+    with ended_by_sigterm():
+        from executor.launch import launch as start
+        from executor.run import TraceWatch
+        from rlhfsim.cli.replan import Replan, profile_line
 
-        write_chrome(chrome_path(outcome.files.trace), read_trace(outcome.files.trace))
-    return None
+        screen = console(stderr=as_json)
+        listener = Screen(screen)
+        about = launch_view.before(plan, dry_run=options.dry_run, told=notes, changes=changes)
+        for line in blocks([*about], screen.width):
+            screen.print(line)
+        if changes:
+            make_tiny(options.out)
+        replan = Replan(plan, options.out.name) if recalibrate_every and not options.dry_run else None
+        if replan is not None and recalibrate_every:
+            options = replace(options, watch=TraceWatch(every=recalibrate_every, look=replan.look))
+        machine = look(plan, settings, options.out, options.address) if options.dry_run else []
+        for line in parts(machine_view.page(machine, tables=False)) if machine else ():
+            screen.print(line)
+        outcome = start(plan, settings, options, listener)
+        plan = read_plan(outcome.files.plan)  # with what own parts declare
+        report = launch_view.result(plan, outcome, dry_run=options.dry_run)
+        if machine:
+            report |= {"machine": machine_view.node_data(machine)}
+        if changes:
+            report |= {"replaced": launch_view.replaced_data(changes)}
+        if replan is not None:
+            written = replan.write(options.out)
+            report |= {"calibrated_profile": str(written) if written else None}
+            screen.print(profile_line(written))
+        if as_json:
+            click.echo(json.dumps({"schema": launch_view.SCHEMA, **report}, indent=2))
+            return
+        for line in ("", *blocks([*launch_view.after(report)], screen.width)):
+            screen.print(line)
+        if not options.dry_run:
+            from rlhfsim.present.chrome_trace import chrome_path, write_chrome
+
+            write_chrome(chrome_path(outcome.files.trace), read_trace(outcome.files.trace))
 
 
 def look(plan: Plan | None, settings: Settings, out: Path, address: str | None) -> list[NodeChecks]:
@@ -257,8 +253,8 @@ def look(plan: Plan | None, settings: Settings, out: Path, address: str | None) 
 
 
 def check_described(
-    file: str, *, assume_cluster: str, dry_run: bool, scale: int | None, as_json: bool, **given: Any
-) -> None:
+    file: str, *, assume_cluster: str, dry_run: bool, scale: int | None, **given: Any
+) -> Told:
     """A dry run on a described cluster: nothing is started.
 
     Raises:
@@ -278,7 +274,7 @@ def check_described(
         )
     checked = check(plan, settings, cluster)
     peaks = memory_peaks(plan.placement, plan.workload, cluster_of(plan))
-    reply({"as_json": as_json}, launch_view.described_page(checked.cluster, checked.lines, peaks))
+    return Told(launch_view.described_page(checked.cluster, checked.lines, peaks))
 
 
 def described_cluster(text: str) -> Cluster:
@@ -317,8 +313,7 @@ def run_folder(file: str, out: Path, scale: int | None, **given: Any) -> Path:
         raise bad_option("--change is about a run that goes on", "add --resume")
     if not (given["resume"] and Path(file).is_dir()):
         return out
-    named = click.get_current_context().get_parameter_source("out") == ParameterSource.COMMANDLINE
-    if named and out.absolute() != Path(file).absolute():
+    if is_typed("out") and out.absolute() != Path(file).absolute():
         raise bad_option("--out is another folder than the run to resume", "leave out --out")
     if scale:
         raise bad_option("--scale shrinks a plan, and the run to resume has its own", "leave out --scale")
@@ -339,7 +334,7 @@ def plan_of(
         raise RlhfsimError(
             "nothing-to-resume",
             "there is no run in this folder (no plan.json and settings.yaml)",
-            place=Place(file=file),
+            place=file,
             help="start one: rlhfsim launch PLAN --out FOLDER",
         )
     plan, changes = scaled(file, scale, out) if scale else (read(file), ())
@@ -362,11 +357,11 @@ def scaled(file: str, slots: int, out: Path) -> tuple[Plan, tuple[Replaced, ...]
     from executor.tasks import tiny
 
     plan = read(file)
-    folder = (
-        tiny.config(tiny_folder(out)) if not (tiny_folder(out) / "config.json").exists() else tiny_folder(out)
-    )
+    shapes = tiny_folder(out) / "config.json"
+    if not shapes.exists():
+        tiny.config(tiny_folder(out))
     placement = scaled_placement(plan.placement, slots, framework(OWN).trainers)
-    workload = scaled_workload(plan.workload, str(folder / "config.json"))
+    workload = scaled_workload(plan.workload, str(shapes))
     gpus = sum(pool.gpus for pool in placement.pools)
     cluster = Cluster(node_groups=(node_group(CORE, gpus, gpus_per_node=gpus),))
     devices = Replaced(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rlhfsim.cli.constraints import requirements
-from rlhfsim.cli.params import Output, bad_option, check_output, reply
+from rlhfsim.cli.params import Given, Output, Told, bad_option, check_output
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.present.answers.long_run import long_run_page
 from rlhfsim.present.answers.tree import Page
@@ -22,8 +21,8 @@ LEFT_OUT = ("steps", "why_not", "gains", "pareto", "fastest")
 """Options of `design` that ask about one step."""
 
 
-def planned_long_run(request: Request, given: Mapping[str, Any]) -> int:
-    """The answer to `--run`, printed and written; its exit code.
+def planned_long_run(request: Request, given: Given) -> Told:
+    """The answer to `--run`, written.
 
     Raises:
         RlhfsimError: a file that cannot be read, or options that ask about one step.
@@ -39,11 +38,10 @@ def planned_long_run(request: Request, given: Mapping[str, Any]) -> int:
     for path, plan in _plans(answer, given["out"]):
         check_output(path, Output("plan"))
         write_plan(path, plan)
-    reply(given, page)
-    return 0 if meets else 1
+    return Told(page, meets)
 
 
-def long_run(request: Request, given: Mapping[str, Any]) -> tuple[RunPlan, Page, bool]:
+def long_run(request: Request, given: Given) -> tuple[RunPlan, Page, bool]:
     """The answer to the file of `--run`, its page, and whether it fits and meets every target.
 
     Raises:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from rlhfsim.cli.params import reply
+from rlhfsim.cli.params import Told, command
 from rlhfsim.cli.planned import plan_options, planned
 from rlhfsim.present.answers.memory import page
 
@@ -18,10 +16,9 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(EPILOG)
 @plan_options
-@click.pass_context
-def memory(ctx: click.Context, /, **given: Any) -> None:
+def memory(**given: Any) -> Told:
     """Show what fills GPU memory: every role by component, through one step.
 
     FILE is a plan.json, a scenario (YAML) or a shipped system (verl, openrlhf, trl, ...). Without
@@ -30,6 +27,5 @@ def memory(ctx: click.Context, /, **given: Any) -> None:
 
     Exit codes: 0 it fits, 1 it does not fit, 2 bad input.
     """
-    answer = planned(ctx, given)
-    reply(given, page(answer))
-    ctx.exit(0 if answer.fits else 1)
+    answer = planned(given)
+    return Told(page(answer), answer.fits)

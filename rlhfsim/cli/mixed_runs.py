@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlhfsim.calibration.observation import Observation, read_run
@@ -18,6 +17,7 @@ from rlhfsim.cli.import_run import import_into
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.logs.files import CONFIGS, TEXTS
 from rlhfsim.interchange.logs.imported import Choices
+from rlhfsim.record import record
 from rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.specs.hardware.hardware import Profile
 
@@ -25,7 +25,7 @@ LOGS = (*TEXTS, ".jsonl")
 """How the name of a log ends that may be a run by itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NotUsed:
     """A run that calibrates nothing."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from rlhfsim.cli.params import json_option, on_command_line, reply
+from rlhfsim.cli.params import Told, command, json_option, on_command_line
 from rlhfsim.present.answers import models as view
 from rlhfsim.specs.model.presets import preset, preset_name, preset_names, resolve_model
 
@@ -16,17 +18,16 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("name", required=False)
 @json_option
-def models(name: str | None, as_json: bool) -> None:
+def models(name: str | None, **_: Any) -> Told:
     """List the models rlhfsim knows by name, or show the shape of one.
 
     NAME is a preset, an alias (8b, 70b), a Hugging Face id or a config.json.
     """
     if name is None:
-        reply({"as_json": as_json}, view.listing(view.NamedModel(preset(n), n) for n in preset_names()))
-        return
+        return Told(view.listing(view.NamedModel(preset(n), n) for n in preset_names()))
     with on_command_line():
         spec = resolve_model(name)
-    reply({"as_json": as_json}, view.sheet(view.NamedModel(spec, preset_name(name))))
+    return Told(view.sheet(view.NamedModel(spec, preset_name(name))))

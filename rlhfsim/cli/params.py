@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -29,6 +29,8 @@ else:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 Option = Callable[[Any], Any]
+Given = Mapping[str, Any]
+"""Values of a command's parameters, by name."""
 COMMAND_LINE = Place(file="command line")
 MAX_NAME = 255
 """Bytes that a file system takes as one name."""
@@ -36,6 +38,10 @@ MAX_NAME = 255
 
 class PathName(click.Path):
     """A path that a file system can have."""
+
+    def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:
+        """Whether it may be a file, and whether a folder."""
+        super().__init__(path_type=Path, file_okay=file_okay, dir_okay=dir_okay)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path.
@@ -56,17 +62,15 @@ class PathName(click.Path):
         return super().convert(value, param, ctx)
 
 
-PATH = PathName(path_type=Path)
-FILE = PathName(path_type=Path, dir_okay=False)
-FOLDER = PathName(path_type=Path, file_okay=False)
+PATH, FILE, FOLDER = PathName(), PathName(dir_okay=False), PathName(file_okay=False)
 
 
 class Output(PathName):
-    """A file that a command writes; `Writer` checks it before the command works."""
+    """A file that a command writes; `Command` checks it before the command works."""
 
     def __init__(self, kind: str | None, beside: Callable[[Path], dict[Path, str]] | None = None) -> None:
         """`kind`: of `outputs.MARKS`, an earlier one is replaced; `beside`: further files, their kinds."""
-        super().__init__(path_type=Path, dir_okay=False)
+        super().__init__(dir_okay=False)
         self.kind, self.beside = kind, beside
 
     def files(self, path: Path) -> dict[Path, str | None]:
@@ -76,18 +80,23 @@ class Output(PathName):
 
 
 class NewFolder(PathName):
-    """A folder that a command makes; `Writer` checks it before the command works."""
-
-    def __init__(self) -> None:
-        """An empty one may be there."""
-        super().__init__(path_type=Path)
+    """A folder that a command makes, or an empty one; `Command` checks it before the command works."""
 
 
-class Writer(click.Command):
-    """A command whose outputs replace neither its inputs nor files that it did not write."""
+class Told(NamedTuple):
+    """What a command found."""
+
+    page: Page
+    met: bool = True
+    """Else the exit code is 1."""
+
+
+class Command(click.Command):
+    """A command whose outputs replace neither its inputs nor files that it did not write; its answer is
+    printed as `--json` and `--detail` ask for it."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """The answer of the command.
+        """What the command returns where that is no answer.
 
         Raises:
             RlhfsimError: an output cannot be written, or would replace what it must not.
@@ -103,12 +112,22 @@ class Writer(click.Command):
                 files |= mine
             if isinstance(param.type, NewFolder) and value is not None:
                 outputs.check_new_folder(value)
-        return super().invoke(ctx)
+        answer = super().invoke(ctx)
+        if not isinstance(answer, Told):
+            return answer
+        reply(ctx.params, answer.page)
+        ctx.exit(0 if answer.met else 1)
 
 
-def writer(**settings: Any) -> Callable[[Callable[..., Any]], Writer]:
-    """`click.command` for those that write files."""
-    return click.command(cls=Writer, **settings)
+def command(epilog: str, name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """What makes a function a command; `epilog`: its examples."""
+    return click.command(name, cls=Command, epilog=epilog)
+
+
+def is_typed(name: str) -> bool:
+    """Whether a parameter of this command stands on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def check_output(out: Path, kind: Output, inputs: Iterable[Path | str] = ()) -> None:
@@ -123,14 +142,14 @@ def check_output(out: Path, kind: Output, inputs: Iterable[Path | str] = ()) -> 
             raise RlhfsimError(
                 "output-is-input",
                 "the command reads this file, so it is not written over it",
-                place=Place(file=str(path)),
+                place=path,
                 help="name another file for the output",
             )
         if is_plan_of_a_run(path):
             raise RlhfsimError(
                 "output-in-run",
                 "this is the plan of the run in its folder, whose trace is of no other",
-                place=Place(file=str(path)),
+                place=path,
                 help="name a file outside the run's folder",
             )
         outputs.check_file(path, name)
@@ -147,9 +166,11 @@ def _names(value: Any) -> list[Path | str]:
 
 
 def option(names: str, kind: Any, help: str, **more: Any) -> Option:
-    """A click option of the `names` (`--gpu --profile gpu`); a default that says something is shown."""
+    """A click option of the `names` (`--gpu --profile gpu`), whose `kind` may be an annotated type; a default
+    that says something is shown."""
     shown = more.get("default", "") not in ("", None)
-    kind = Words("TEXT") if kind in (None, str) else kind
+    if not isinstance(kind, click.ParamType):
+        kind = Words("TEXT") if kind in (None, str) else _kind(taken(kind))
     return click.option(*names.split(), type=kind, help=help, show_default=shown, **more)
 
 
@@ -164,8 +185,8 @@ def field_option(owner: type, name: str, help: str, **more: Any) -> Option:
     return option(f"--{name.replace('_', '-')}", _kind(values, name), text, **more)
 
 
-def typed(hint: Any, number: type[Number] | None = None) -> Any:
-    """The kind of an option that takes what an annotated type takes: `typed(Steps)`; `number`: in its way."""
+def typed(hint: Any, number: type[Number]) -> Any:
+    """The kind of an option that takes what an annotated type takes, in the way of `number`."""
     return _kind(taken(hint), number=number)
 
 
@@ -219,7 +240,7 @@ def emit(
         put(screen, part)
 
 
-def reply(given: Mapping[str, Any], page: Page) -> None:
+def reply(given: Given, page: Page) -> None:
     """Print an answer as `--json` and `--detail` ask for it, and write the page that `--page` names."""
     if given.get("page"):
         from rlhfsim.present.html.page import write
@@ -295,22 +316,33 @@ def _name(param: click.Parameter | None) -> str:
     return param.opts[0] if param and param.opts else "value"
 
 
-class Words(ParamType):
+class Typed(ParamType):
+    """Values that `read` makes of their text."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value, or the error of `read`."""
+        return self.read(str(value), _name(param))
+
+    def read(self, text: str, option: str) -> Any:
+        """The value; errors name the option."""
+        raise NotImplementedError
+
+
+class Words(Typed):
     """Text, with the word that stands for it in the help and what a shell offers after TAB."""
 
     def __init__(self, name: str, offered: Callable[..., list[CompletionItem]] | None = None) -> None:
         """`offered`: a function of `rlhfsim.cli.completion`."""
         self.name, self.offered = name, offered
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def read(self, text: str, option: str) -> str:
         """The text.
 
         Raises:
             RlhfsimError: a character that drives a terminal.
         """
-        text = str(value)
         if not text.isprintable():
-            raise bad_option(f"{_name(param)}: {text[:40]!r} holds a control character", "leave it out")
+            raise bad_option(f"{option}: {text[:40]!r} holds a control character", "leave it out")
         return text
 
     def shell_complete(
@@ -320,7 +352,7 @@ class Words(ParamType):
         return self.offered(ctx, param, incomplete) if self.offered else []
 
 
-class Whole(ParamType):
+class Whole(Typed):
     """A whole number in a range; thousands may be written 1,024 or 1_024."""
 
     name = "N"
@@ -329,23 +361,19 @@ class Whole(ParamType):
         """Both ends count."""
         self.low, self.high = low, high
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number, or the error of `read`."""
-        return self.read(str(value), _name(param))
-
-    def read(self, value: str, option: str) -> int:
+    def read(self, text: str, option: str) -> int:
         """The number.
 
         Raises:
             RlhfsimError: no whole number, or outside the range.
         """
         try:
-            return whole(value, self.low, self.high, option)
+            return whole(text, self.low, self.high, option)
         except RlhfsimError as error:
             raise bad_option(error.message, error.help or "") from error
 
 
-class Number(ParamType):
+class Number(Typed):
     """A quantity in a range, in base units; text may carry a unit of its dimension."""
 
     name = "X"
@@ -354,7 +382,7 @@ class Number(ParamType):
         """Both ends count."""
         self.low, self.high, self.dimension = low, high, dimension
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def read(self, text: str, option: str) -> float:
         """The number.
 
         Raises:
@@ -362,15 +390,15 @@ class Number(ParamType):
         """
         rule = f"give a number from {self.low:,g} to {self.high:,g}"
         try:
-            number = units.parse(str(value), self.dimension)
+            number = units.parse(text, self.dimension)
         except RlhfsimError as error:
-            raise bad_option(f"{_name(param)}: {error.message}", rule) from error
+            raise bad_option(f"{option}: {error.message}", rule) from error
         if not (math.isfinite(number) and self.low <= number <= self.high):
-            raise bad_option(f"{_name(param)}: {str(value)[:40]} is out of range", rule)
+            raise bad_option(f"{option}: {text[:40]} is out of range", rule)
         return number
 
 
-class OneOf(ParamType):
+class OneOf(Typed):
     """A name of a closed list."""
 
     name = "NAME"
@@ -379,20 +407,16 @@ class OneOf(ParamType):
         """`kind` says in errors what the names are."""
         self.kind, self.names = kind, tuple(names)
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name, or the error of `read`."""
-        return self.read(str(value))
-
-    def read(self, value: str) -> str:
+    def read(self, text: str, option: str) -> Any:
         """The name in its own spelling.
 
         Raises:
             RlhfsimError: not in the list, with the nearest ones.
         """
-        text = value.strip().lower()
-        if text not in self.names:
-            raise unknown_name(self.kind, value[:40], self.names, place=COMMAND_LINE)
-        return text
+        name = text.strip().lower()
+        if name not in self.names:
+            raise unknown_name(self.kind, text[:40], self.names, place=COMMAND_LINE)
+        return name
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -406,18 +430,14 @@ class Several(OneOf):
 
     name = "NAME,..."
 
-    def convert(  # type: ignore[override]  # a set where the single choice gives one name
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> frozenset[str]:
+    def read(self, text: str, option: str) -> frozenset[str]:
         """The names as a set.
 
         Raises:
             RlhfsimError: one that is not in the list.
         """
-        if isinstance(value, frozenset):
-            return value
-        items = [item for item in str(value).split(",") if item.strip()]
-        return frozenset(self.read(item) for item in items)
+        items = [item for item in text.split(",") if item.strip()]
+        return frozenset(OneOf.read(self, item, option) for item in items)
 
 
 detail_option = option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,16 @@ from rlhfsim.cli.constraints import confidence_option
 from rlhfsim.cli.inputs import GPU, rent_option
 from rlhfsim.cli.params import (
     FILE,
+    Given,
     Number,
     Output,
+    Told,
     Whole,
+    command,
     detail_option,
     json_option,
     on_command_line,
     option,
-    reply,
-    writer,
 )
 from rlhfsim.cli.search_progress import shown
 from rlhfsim.outputs import cache_folder
@@ -40,11 +40,11 @@ Examples:
 """
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("jobs", nargs=-1, required=True, type=FILE)
 @option("--gpus", Whole(1, MAX_GPUS), "GPUs of the pool.", required=True)
 @option("--gpu", GPU, "Their kind: name or alias (rlhfsim gpus), or a YAML file.", default="h100-sxm")
-@rent_option()
+@rent_option
 @confidence_option
 @option(
     "--time-limit",
@@ -54,8 +54,7 @@ Examples:
 @option("--page", Output("page"), "The answer also as a page that works offline.")
 @detail_option
 @json_option
-@click.pass_context
-def pool(ctx: click.Context, /, jobs: tuple[Path, ...], **given: Any) -> None:
+def pool(jobs: tuple[Path, ...], **given: Any) -> Told:
     """Schedule two to sixteen jobs on one cluster: next to each other, in sequence, in turn.
 
     JOBS are files of one job each: workload, steps, deadline, weight (docs/budget.md).
@@ -64,11 +63,10 @@ def pool(ctx: click.Context, /, jobs: tuple[Path, ...], **given: Any) -> None:
     """
     with shown():
         answer = pooled(jobs, given)
-    reply(given, pool_page(answer))
-    ctx.exit(0 if answer.meets else 1)
+    return Told(pool_page(answer), answer.meets)
 
 
-def pooled(jobs: tuple[Path, ...], given: Mapping[str, Any]) -> PoolAnswer:
+def pooled(jobs: tuple[Path, ...], given: Given) -> PoolAnswer:
     """The schedule of the jobs of these files.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.params import FILE, Words, flag, json_option, on_command_line, option, reply
+from rlhfsim.cli.params import FILE, Command, Told, Words, flag, json_option, on_command_line, option
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.extras import need
 from rlhfsim.present.answers import profile as profile_view
@@ -51,7 +51,7 @@ def profile() -> None:
     """Know this machine: measure it, and design with what was measured."""
 
 
-@profile.command(epilog=EPILOG)
+@profile.command(cls=Command, epilog=EPILOG)
 @option("--out", FILE, "The new profile; an existing file is never overwritten.", default=DEFAULT)
 @option(
     "--only",
@@ -60,14 +60,15 @@ def profile() -> None:
 )
 @flag("--quick", "Fewer sizes and repeats: about a minute, wider intervals.")
 @json_option
-def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | None:
+def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> Told | int:
     """Run short micro-benchmarks here and write a profile from them.
 
     A few minutes, alone on the machine. Interrupted, it leaves neither a file nor a process.
     """
     need("torch", purpose="measuring this machine")  # without others their probes fail by name
     from executor.microbench.run import measure as run
-    from rlhfsim.calibration.micro_benchmarks.profile import measured_profile, write
+    from rlhfsim.calibration.micro_benchmarks.profile import measured_profile
+    from rlhfsim.calibration.profile_writer import write_text
 
     screen = console(stderr=as_json)
     with on_command_line():
@@ -87,9 +88,8 @@ def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | No
             help="see above why each failed",
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    write(out, fitted)
-    reply({"as_json": as_json}, profile_view.page(session, fitted, out, default=out == DEFAULT))
-    return None
+    write_text(out, fitted.text)
+    return Told(profile_view.page(session, fitted, out, default=out == DEFAULT))
 
 
 def chosen(only: str | None) -> list[Any]:

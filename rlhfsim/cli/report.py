@@ -18,16 +18,17 @@ from rlhfsim.calibration.comparison.side_by_side import read
 from rlhfsim.cli.params import (
     FOLDER,
     PATH,
+    Given,
     Number,
     Output,
     bad_option,
     check_output,
+    command,
     flag,
     json_option,
     option,
-    writer,
 )
-from rlhfsim.errors import Place, RlhfsimError, shown
+from rlhfsim.errors import RlhfsimError, shown
 from rlhfsim.plan import OLDER, read_plan
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
 from rlhfsim.present import plain
@@ -60,7 +61,7 @@ Examples:
 PAGE = Output("page")
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("source", type=PATH)
 @option(
     "--compare",
@@ -122,7 +123,7 @@ def _rejection(source: Path) -> str | None:
     return rejection(plan, cluster)
 
 
-def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
+def _page(source: Path, compare: Path | None, given: Given) -> Page:
     """The page that SOURCE asks for.
 
     Raises:
@@ -167,7 +168,7 @@ def _schema(source: Path) -> str:
         raise RlhfsimError(
             "nothing-to-report",
             f"this is neither a plan nor a what-if: its schema is {str(schema)[:40]!r}",
-            place=Place(file=str(source)),
+            place=source,
             help="write one with: rlhfsim design --out plan.json, or rlhfsim whatif SCENARIO --out "
             "whatif.json; a run is a folder",
         )
@@ -179,7 +180,7 @@ def _check_run(folder: Path) -> None:
         raise RlhfsimError(
             "not-a-run",
             f"there is a {PLAN} but no {TRACE} in this folder",
-            place=Place(file=str(folder)),
+            place=folder,
             help=f"report the plan alone: rlhfsim report {folder / PLAN}",
         )
 

@@ -10,17 +10,19 @@ from rlhfsim import units
 from rlhfsim.api import cluster_of, simulate_file
 from rlhfsim.cli.inputs import price_option
 from rlhfsim.cli.params import (
+    Given,
     Number,
     Output,
-    ParamType,
+    Told,
+    Typed,
     Whole,
     bad_option,
+    command,
     flag,
+    is_typed,
     json_option,
     on_command_line,
     option,
-    reply,
-    writer,
 )
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.cli.search_progress import counted
@@ -44,76 +46,65 @@ Examples:
 """
 
 
-class Straggler(ParamType):
+class Straggler(Typed):
     """`SHARE:SLOWDOWN`: how many ranks are slow, and how much."""
 
     name = "SHARE:SLOWDOWN"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, float]:
+    def read(self, text: str, option: str) -> tuple[float, float]:
         """Share and slowdown.
 
         Raises:
             RlhfsimError: not two numbers, or outside their ranges.
         """
         rule = "write SHARE:SLOWDOWN as in 0.05:1.5 (5 % of the GPUs take 1.5 times as long)"
-        share, colon, slowdown = str(value).partition(":")
+        share, colon, slowdown = text.partition(":")
         try:
             pair = units.parse(share, "1"), units.parse(slowdown, "1")
         except RlhfsimError as error:
-            raise bad_option(f"--straggler: {str(value)[:40]!r} is not SHARE:SLOWDOWN", rule) from error
+            raise bad_option(f"{option}: {text[:40]!r} is not SHARE:SLOWDOWN", rule) from error
         if not (colon and 0 <= pair[0] <= 1 and 1 <= pair[1] <= 100):
             raise bad_option(
-                f"--straggler: {str(value)[:40]} is out of range",
-                f"{rule}; 0 <= SHARE <= 1, 1 <= SLOWDOWN <= 100",
+                f"{option}: {text[:40]} is out of range", f"{rule}; 0 <= SHARE <= 1, 1 <= SLOWDOWN <= 100"
             )
         return pair
 
 
-class Interval(ParamType):
-    """Seconds between checkpoints, or `auto`."""
-
-    name = "TIME"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | None:
-        """Seconds; None for `auto`."""
-        if value is None or str(value).strip().lower() == "auto":
-            return None
-        return _TIME.convert(value, param, ctx)
-
-
-class Duration(ParamType):
+class Duration(Typed):
     """A time above zero, with its unit."""
 
     name = "TIME"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def read(self, text: str, option: str) -> float | None:
         """Seconds.
 
         Raises:
             RlhfsimError: no time, or not above zero.
         """
-        option = param.opts[0] if param else "time"
         try:
-            seconds = units.parse(str(value), "s")
+            seconds = units.parse(text, "s")
         except RlhfsimError as error:
             raise bad_option(f"{option}: {error.message}", "write it like 60 s, 10 min, 5000 h") from error
         if not 0 < seconds <= MAX_SECONDS:
             raise bad_option(
-                f"{option}: {str(value)[:40]} is out of range",
-                "give a time above 0, like 60 s, 10 min, 5000 h",
+                f"{option}: {text[:40]} is out of range", "give a time above 0, like 60 s, 10 min, 5000 h"
             )
         return seconds
+
+
+class Interval(Duration):
+    """Seconds between checkpoints, or `auto`."""
+
+    def read(self, text: str, option: str) -> float | None:
+        """Seconds; None for `auto`."""
+        return None if text.strip().lower() == "auto" else super().read(text, option)
 
 
 _TIME = Duration()
 TRACE = Output("trace", beside=lambda out: {chrome_path(out): "trace for Perfetto"})
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("file", required=False)
 @option("--iterations", Whole(1, MAX_STEPS), "Steps that are measured.", default=20)
 @option(
@@ -136,10 +127,9 @@ TRACE = Output("trace", beside=lambda out: {chrome_path(out): "trace for Perfett
     "--checkpoint-interval", Interval(), "Time between checkpoints, or auto: the best one.", default="auto"
 )
 @option("--trace", TRACE, "Write the trace, and OUT.chrome.json for ui.perfetto.dev.", metavar="OUT.json")
-@price_option()
+@price_option
 @json_option
-@click.pass_context
-def simulate(ctx: click.Context, /, **given: Any) -> None:
+def simulate(**given: Any) -> Told:
     """Run one plan step by step: step times, waiting, shared links, memory over time.
 
     FILE is a plan.json, a scenario (YAML) or a shipped system (verl, openrlhf, trl, ...). Beyond
@@ -148,7 +138,7 @@ def simulate(ctx: click.Context, /, **given: Any) -> None:
 
     Exit codes: 0 done, 1 the plan does not fit, 2 bad input.
     """
-    _check(ctx, given)
+    _check(given)
     notes = profile_notes(given["file"])
     many = given["replications"] if given["replications"] > 1 else None
     with counted("simulating", many) as tick, on_command_line():
@@ -159,24 +149,22 @@ def simulate(ctx: click.Context, /, **given: Any) -> None:
         write_trace(written, answer.trace)
         if is_replaceable(written):
             write_chrome(chrome_path(written), answer.trace)
-    reply(given, page(answer, notes, help, written))
-    ctx.exit(0 if answer.rejected_by is None else 1)
+    return Told(page(answer, notes, help, written), answer.rejected_by is None)
 
 
-def _check(ctx: click.Context, given: dict[str, Any]) -> None:
+def _check(given: Given) -> None:
     """A file, and no option that means nothing without another one."""
     if given["file"] is None:
         raise bad_option(
             "FILE is missing", f"name a plan.json, a scenario or a system: {', '.join(system_names())}"
         )
     for name in ("restart", "checkpoint", "checkpoint_interval"):
-        source = ctx.get_parameter_source(name)
-        if given["mtbf"] is None and source is click.core.ParameterSource.COMMANDLINE:
+        if given["mtbf"] is None and is_typed(name):
             option = f"--{name.replace('_', '-')}"
             raise bad_option(f"{option} without --mtbf: nothing fails", "add --mtbf 5000h")
 
 
-def options_of(given: dict[str, Any]) -> SimulationOptions:
+def options_of(given: Given) -> SimulationOptions:
     """What was asked, as data."""
     faults = None
     if given["mtbf"] is not None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-import click
 
 from rlhfsim.cli.constraints import confidence_option, constrained, constraint_options, requirements
 from rlhfsim.cli.inputs import (
@@ -16,17 +15,17 @@ from rlhfsim.cli.inputs import (
     workload_options,
 )
 from rlhfsim.cli.params import (
+    Given,
     OneOf,
     Output,
+    Told,
     Words,
     bad_option,
+    command,
     flag,
     json_option,
     on_command_line,
     option,
-    reply,
-    typed,
-    writer,
 )
 from rlhfsim.plan import write_plan
 from rlhfsim.present.answers.size import front_page, size_page
@@ -50,16 +49,16 @@ Examples:
 """
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @option(
     "--gpu",
     Words("NAME,..."),
     "Kinds of GPUs: names or aliases (rlhfsim gpus), or YAML files.",
     default="h100-sxm",
 )
-@option("--max-gpus", typed(PoolGpus), "Largest cluster.", default=512)
+@option("--max-gpus", PoolGpus, "Largest cluster.", default=512)
 @oversubscription_option
-@rent_option()
+@rent_option
 @workload_options
 @backend_options
 @option(
@@ -70,8 +69,7 @@ Examples:
 @flag("--pareto", "Instead: every size that no other one beats in GPUs, time and money.")
 @option("--out", Output("plan"), "Write the plan of the answer.")
 @json_option
-@click.pass_context
-def size(ctx: click.Context, /, **given: Any) -> None:
+def size(**given: Any) -> Told:
     """Find the fewest or cheapest GPUs that meet targets."""
     profiles = kinds_of(given["gpu"], given["price"])
     request = _request(given, profiles)
@@ -79,11 +77,8 @@ def size(ctx: click.Context, /, **given: Any) -> None:
         if given["require"]:
             raise bad_option("--pareto shows every size, whatever --require asks for", "drop one of the two")
         trials = fronts(request, profiles, given["max_gpus"])
-        reply(given, front_page(trials))
-        ctx.exit(0 if trials else 1)
-    targets: tuple[Requirement, ...] = ()
-    for profile in profiles:  # each must have a price where a target is money
-        targets = requirements(given, resized(request, profile, 1))
+        return Told(front_page(trials), bool(trials))
+    targets = targets_on(given, request, profiles, 1)
     if not targets:
         raise bad_option(
             "no target to meet", "give --require 'step_time<120s', or --pareto to see every size"
@@ -101,8 +96,14 @@ def size(ctx: click.Context, /, **given: Any) -> None:
         answer = replace(answer, best=replace(answer.best, plan=plan))
         if given["out"]:
             write_plan(given["out"], plan)
-    reply(given, size_page(answer, targets, given["confidence"]))
-    ctx.exit(0 if answer.best is not None else 1)
+    return Told(size_page(answer, targets, given["confidence"]), answer.best is not None)
+
+
+def targets_on(
+    given: Given, request: Request, profiles: Sequence[Profile], gpus: int
+) -> tuple[Requirement, ...]:
+    """The targets; each kind must have a price where one is money."""
+    return [requirements(given, resized(request, profile, gpus)) for profile in profiles][-1]
 
 
 def kinds_of(text: str, price: float | str | None) -> list[Profile]:
@@ -115,7 +116,7 @@ def kinds_of(text: str, price: float | str | None) -> list[Profile]:
         return [node_group(p, 1, price=price).profile if isinstance(price, str) else p for p in kinds]
 
 
-def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
+def _request(given: Given, profiles: list[Profile]) -> Request:
     """The question on one GPU of the first kind; each size replaces the cluster."""
     if given["objective"] == "cost" and given["price"] is None:
         for profile in profiles:
@@ -127,7 +128,7 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
     return on_one_gpu(given, profiles[0])
 
 
-def on_one_gpu(given: dict[str, Any], profile: Profile) -> Request:
+def on_one_gpu(given: Given, profile: Profile) -> Request:
     """What the options ask, on one GPU."""
     with on_command_line():
         cluster = Cluster(node_groups=(node_group(profile, 1),), oversubscription=given["oversubscription"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,14 +11,16 @@ from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import wan_option
 from rlhfsim.cli.params import (
     COMMAND_LINE,
+    Given,
     OneOf,
+    Told,
     Words,
     bad_option,
+    command,
     flag,
     from_pairs,
     option,
     parse_pairs,
-    reply,
 )
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.devices import device_of
@@ -47,7 +48,7 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG)
+@command(EPILOG)
 @option(
     "--model",
     Words("TEXT", completion.models),
@@ -70,7 +71,7 @@ Examples:
 @flag("--run run_it", "Run and time every local path on this machine instead.")
 @option("--repeats", click.IntRange(1, 1000), "With --run: transfers of each path.", default=5)
 @flag("--json as_json", f"Print the same content as JSON ({view.SCHEMA}).")
-def sync(model: str | None, as_json: bool, **given: Any) -> None:
+def sync(model: str | None, as_json: bool, **given: Any) -> Told:
     """Compare every way to move weights from training to rollout.
 
     Seconds come with their P10 to P90. A path that cannot be used between these two ends is priced
@@ -79,8 +80,7 @@ def sync(model: str | None, as_json: bool, **given: Any) -> None:
     if given["run_it"]:
         from rlhfsim.cli import sync_run
 
-        sync_run.run(model, given["repeats"], as_json=as_json)
-        return
+        return sync_run.run(model, given["repeats"], as_json=as_json)
     ends = {"--model": model, "--from": given["source"], "--to": given["target"]}
     if model is None or None in ends.values():
         raise bad_option(
@@ -89,12 +89,11 @@ def sync(model: str | None, as_json: bool, **given: Any) -> None:
         )
     profile, spec = load_profile(given["gpu"]), resolve_model(model)
     per_node = given["gpus_per_node"] or profile.node.gpus
-    ends_of_sync = _route(spec, profile, per_node, given)
-    costs = every_path(ends_of_sync)
-    reply({"as_json": as_json}, view.sync_page(spec, profile, per_node, ends_of_sync, costs))
+    asked = _route(spec, profile, per_node, given)
+    return Told(view.sync_page(spec, profile, per_node, asked, every_path(asked)))
 
 
-def _route(model: ModelSpec, profile: Profile, per_node: int, given: Mapping[str, Any]) -> Route:
+def _route(model: ModelSpec, profile: Profile, per_node: int, given: Given) -> Route:
     """The two ends.
 
     Raises:

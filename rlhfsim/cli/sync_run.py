@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rlhfsim.cli.launch import CORE, STACK
-from rlhfsim.cli.params import reply
+from rlhfsim.cli.params import Told
 from rlhfsim.extras import need
 from rlhfsim.plan import Plan
 from rlhfsim.present.answers import sync as view
@@ -37,8 +37,8 @@ def _title(path: WeightPath, where: Topology) -> str:
     return part + TRANSPORTS[transport]
 
 
-def run(model: str | None, repeats: int, *, as_json: bool) -> None:
-    """Time the paths and show them; `model` is a folder, None a tiny model made here.
+def run(model: str | None, repeats: int, *, as_json: bool) -> Told:
+    """The time of every path; `model` is a folder, None a tiny model made here.
 
     Raises:
         RlhfsimError: no such model, or a path failed.
@@ -57,7 +57,7 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
             made, settings, Path(scratch) / "run", repeats, lambda text: screen.print(styled(text, "dim"))
         )
     titles = {str(path.path): _title(path.path, made.topology) for path in paths}
-    reply({"as_json": as_json}, view.run_page(model or "tiny", repeats, paths, titles))
+    return Told(view.run_page(model or "tiny", repeats, paths, titles))
 
 
 def plan(model: str) -> Plan:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from rlhfsim.cli.params import Output, bad_option, check_output, reply
+from rlhfsim.cli.params import Given, Output, Told, bad_option, check_output
 from rlhfsim.plan import write_plan
 from rlhfsim.present.answers.time_to_reward import reward_page
 from rlhfsim.search import clock
@@ -17,8 +14,8 @@ LEFT_OUT = ("run", "steps", "why_not", "gains", "pareto", "fastest", "require", 
 """Options of `design` that ask about one step or a given number of them."""
 
 
-def planned_reward(request: Request, given: Mapping[str, Any]) -> int:
-    """The answer, printed and written; its exit code.
+def planned_reward(request: Request, given: Given) -> Told:
+    """The answer, written.
 
     Raises:
         RlhfsimError: no file, one that cannot be read, or options that ask something else.
@@ -37,11 +34,10 @@ def planned_reward(request: Request, given: Mapping[str, Any]) -> int:
     if answer.reached:
         check_output(given["out"], Output("plan"))
         write_plan(given["out"], answer.reached[0].plan)
-    reply(given, reward_page(answer))
-    return 0 if answer.reached else 1
+    return Told(reward_page(answer), bool(answer.reached))
 
 
-def rewarded(request: Request, given: Mapping[str, Any]) -> TimeToReward:
+def rewarded(request: Request, given: Given) -> TimeToReward:
     """The answer to the file of `--learning`.
 
     Raises:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from rlhfsim.cli.params import PATH, Output, Words, flag, option, reply, writer
-from rlhfsim.errors import Place, RlhfsimError, unknown_name
+from rlhfsim.cli.params import PATH, Output, Told, Words, command, flag, option
+from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.outputs import write_atomically
 from rlhfsim.present.answers import validate as view
 from rlhfsim.present.terminal.console import Display, console
@@ -24,7 +24,7 @@ Examples:
 """
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("paths", nargs=-1, type=PATH, metavar="[PATH]...")
 @option(
     "--kind kinds",
@@ -35,7 +35,7 @@ Examples:
 )
 @flag("--json as_json", "Print figures as JSON (schema rlhfsim.validate/1).")
 @option("--out", Output("rows"), "Write every row of your files to a .csv or .json file.", metavar="FILE")
-def validate(paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, out: Path | None) -> int:
+def validate(paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, out: Path | None) -> Told | None:
     """Score the predictions against measurements.
 
     PATH is a CSV of your own in the schemas of docs/validation.md, or a folder of them. Without PATH: the
@@ -59,18 +59,17 @@ def validate(paths: tuple[Path, ...], kinds: tuple[str, ...], as_json: bool, out
         raise RlhfsimError(
             "bad-option",
             "--out writes the rows of your files, and none is given",
-            place=Place(file=f"--out {out}"),
+            place=f"--out {out}",
             help="name a CSV of your own; the published rows are in the repository, lab/scoreboard/data",
         )
     else:
         board = scoreboard.committed(kinds)
     if kinds and not board["kinds"]:
         raise unknown_name("kind", kinds[0], ORDER)
-    if as_json:
-        click.echo(scoreboard.dumps(board), nl=False)
-    else:
-        reply({"as_json": False}, view.page(board))
-    return 0
+    if not as_json:
+        return Told(view.page(board))
+    click.echo(scoreboard.dumps(board), nl=False)
+    return None
 
 
 def _rows(paths: Sequence[Path], aside: Display) -> list[measured.Row]:
@@ -87,7 +86,7 @@ def _rows(paths: Sequence[Path], aside: Display) -> list[measured.Row]:
         raise RlhfsimError(
             "no-rows",
             "no row to score in the given files",
-            place=Place(file=", ".join(map(str, paths))),
+            place=", ".join(map(str, paths)),
             help="give a table described in docs/validation.md",
         )
     return scored

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ import click
 from rlhfsim.calibration.watching.causes import MEASURES, Condition, condition
 from rlhfsim.cli.import_run import RUN, choices, log_options, run_files
 from rlhfsim.cli.params import FILE, Number, Whole, Words, emit, flag, on_command_line, option
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan
 from rlhfsim.present.answers import watch as view
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.page import parts
+from rlhfsim.record import record
 from rlhfsim.what_if.watch import Event, JobWatch
 
 EPILOG = """\b
@@ -65,7 +65,7 @@ def watch(ctx: click.Context, /, path: Path | str, plan: Path | None, as_json: b
     ctx.exit(code)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Looks:
     """When a log is looked at."""
 
@@ -89,7 +89,7 @@ def _follow(watched: JobWatch, conditions: list[Condition], looks: Looks, as_jso
             raise RlhfsimError(
                 "no-step-yet",
                 "no step has ended in this log",
-                place=Place(file=str(watched.path)),
+                place=watched.path,
                 help="watch without --once waits for one",
             )
         if looks.once or watched.ended:

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,16 +21,17 @@ from rlhfsim.cli.constraints import require_option
 from rlhfsim.cli.params import (
     COMMAND_LINE,
     FOLDER,
+    Given,
     Output,
     Several,
     Whole,
     Words,
     bad_option,
+    command,
     emit,
     flag,
     json_option,
     option,
-    writer,
 )
 from rlhfsim.errors import shown
 from rlhfsim.extras import need
@@ -64,7 +65,7 @@ Examples:
 """ + fill(f"Shipped scenarios: {', '.join(scenario_names())}", 90, break_on_hyphens=False)
 
 
-@writer(epilog=EPILOG)
+@command(EPILOG)
 @click.argument("scenario", required=False, shell_complete=completion.scenarios)
 @option(
     "--set settings",
@@ -124,7 +125,7 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(0 if answer.base.plan is not None and met else 1)
 
 
-def _shown(answer: WhatIf, folder: Path | None, given: Mapping[str, Any]) -> Iterator[Any]:
+def _shown(answer: WhatIf, folder: Path | None, given: Given) -> Iterator[Any]:
     yield from parts(whatif_page(answer), console().width, given["detail"])
     p = answer.provenance
     took = f"designs: {p.searched:,} searched, {p.from_cache:,} from an earlier run; {format(p.seconds, 's')}"
@@ -147,7 +148,7 @@ class _Done:
         raise KeyboardInterrupt
 
 
-def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> WhatIf:
+def _answer(given: Given, folder: Path | None, state: _Done) -> WhatIf:
     address = given["ray"]
     with _progress(state) as tell:
         answer = api.whatif(
@@ -194,7 +195,7 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     return patches
 
 
-def _files(given: Mapping[str, Any]) -> list[Path]:
+def _files(given: Given) -> list[Path]:
     """What is to be written; the option says the form, and the name must agree.
 
     Raises:
@@ -212,7 +213,7 @@ def _files(given: Mapping[str, Any]) -> list[Path]:
     return [given[kind] for kind in ("out", "csv", "parquet") if given[kind] is not None]
 
 
-def _need_libraries(given: Mapping[str, Any]) -> None:
+def _need_libraries(given: Given) -> None:
     """Check before the searches, not after minutes of them."""
     if given["parquet"] is not None:
         need("pyarrow", purpose="--parquet", otherwise="or give --csv")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rlhfsim.cli.constraints import ARCHITECTURES, CHOICES, limit_of
 from rlhfsim.cli.params import COMMAND_LINE, bad_option, on_command_line
-from rlhfsim.cli.roles import PLAIN, check_layouts
+from rlhfsim.cli.planned import PLAIN, check_layouts
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.plan import read_plan
 from rlhfsim.search.request import SWITCHES, Limit, Request

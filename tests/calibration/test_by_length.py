@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 from planted_plans import GPU, plan, planted_runs
 
-from rlhfsim.calibration.by_length import growths, thirds
+from rlhfsim.calibration.evidence import growths, thirds
 from rlhfsim.calibration.fit import Calibration, calibrate
 from rlhfsim.calibration.observation import Observation, StepLengths
-from rlhfsim.calibration.predict import STEP, pricer_of
+from rlhfsim.calibration.predict import BY_LENGTH, STEP, pricer_of
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.workload.measurable import ANSWER, TURNS
 from rlhfsim.specs.workload.workload import Environment
@@ -74,12 +74,12 @@ def test_a_curve_needs_lengths_that_differ_and_steps_enough() -> None:
     short, long = thirds(run) or ((), ())
     assert {run.lengths[i].response for i in short} == {300.0, 500.0}
     assert {run.lengths[i].response for i in long} == {1700.0, 2300.0}
-    grown = {g.phase: g.ratio for g in growths(run)}
+    grown = {g.phase.removesuffix(BY_LENGTH): g.seconds for g in growths(0, run)}
     assert grown["actor.generate"] > 4 > grown["actor.train"] > 1.1
     alike = tuple(replace(s, response=1000.0) for s in run.lengths)
     assert thirds(replace(run, lengths=alike)) is None
     assert thirds(replace(run, lengths=run.lengths[::3])) is None
-    assert not list(growths(replace(run, lengths=())))
+    assert not list(growths(0, replace(run, lengths=())))
 
 
 def test_measured_turns_and_answers_stand_in_for_those_of_the_plan() -> None:

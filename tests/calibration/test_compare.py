@@ -230,7 +230,7 @@ def test_a_timer_of_two_phases_stands_against_their_sum(plan: Plan) -> None:
 
 def test_the_interval_of_a_ratio_narrows_with_steps_and_needs_two() -> None:
     def width(times: tuple[float, ...]) -> float:
-        r = row("x", times, covers=("x",), predicted_s=1.0, low_s=0.9, high_s=1.1)
+        r = row("x", times, covers=("x",), predicted=(1.0, 0.9, 1.1))
         assert r.ratio_low is not None
         assert r.ratio is not None
         assert r.ratio_high is not None
@@ -238,7 +238,7 @@ def test_the_interval_of_a_ratio_narrows_with_steps_and_needs_two() -> None:
         return r.ratio_high / r.ratio_low
 
     assert width((1.0, 1.1, 0.9) * 6) < width((1.0, 1.1, 0.9))
-    alone = row("x", (2.0,), covers=("x",), predicted_s=1.0, low_s=0.9, high_s=1.1)
+    alone = row("x", (2.0,), covers=("x",), predicted=(1.0, 0.9, 1.1))
     assert (alone.ratio, alone.ratio_low) == (2.0, None)
 
 
@@ -248,7 +248,7 @@ def test_the_interval_of_a_median_holds_it_about_as_often_as_stated() -> None:
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(400):
-        r = row("x", tuple(rng.lognormal(0.0, 0.2, 8)), covers=("x",), predicted_s=1.0, low_s=1.0, high_s=1.0)
+        r = row("x", tuple(rng.lognormal(0.0, 0.2, 8)), covers=("x",), predicted=(1.0, 1.0, 1.0))
         assert r.ratio_low is not None
         assert r.ratio_high is not None
         inside += r.ratio_low <= 1.0 <= r.ratio_high

@@ -86,7 +86,7 @@ def shared_prices() -> Iterator[None]:
 
     def seconds(self: RunPricer, values: Mapping[str, float] | None = None) -> dict[str, float]:
         waiting[:] = [(self, values)]
-        return known((self.name, self.clocks, *sorted((values or {}).items())))
+        return known((self.seen.name, self.clocks, *sorted((values or {}).items())))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunPricer, "seconds", seconds)

@@ -213,7 +213,7 @@ def test_a_datum_is_the_median_and_its_scatter_the_standard_error(
     run = replace(
         runs_of(plans[:1], profile, {})[0], phases={"actor.train": (10.0, 11.0, 12.1, 9.0)}, step_s=()
     )
-    [datum], _ = evidence([run], [pricer_of(run, profile)])
+    [datum], _ = evidence([pricer_of(run, profile)])
     assert datum.seconds == pytest.approx(10.5)
     spread = np.std(np.log([10.0, 11.0, 12.1, 9.0]), ddof=1)
     assert datum.scatter == pytest.approx(np.sqrt(np.pi / 2) * spread / 2)
@@ -225,7 +225,7 @@ def test_the_rest_of_the_step_is_what_no_phase_timed(plans: tuple[Plan, ...], pr
     run = planted_run(
         plans[0], profile, {"controller_time": 2.0}, np.random.default_rng(1), name="r", flaws=untimed
     )
-    data, _ = evidence([run], [pricer_of(run, profile)])
+    data, _ = evidence([pricer_of(run, profile)])
     [rest] = [d for d in data if d.phase == REST]
     assert rest.seconds == pytest.approx(2.0, rel=0.05)
     after = {c.name: c.after for c in calibrate([run], profile).coefficients}["controller_time"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +20,10 @@ SIGMA = 0.05
 
 
 class Curve:
-    """ln seconds of the only phase as a function of ln coefficient."""
+    """ln seconds of the only phase as a function of ln coefficient, and the datum of it."""
 
-    def __init__(self, shape: Callable[[float], float]) -> None:
-        self._shape = shape
+    def __init__(self, shape: Callable[[float], float], data: Sequence[Datum]) -> None:
+        self._shape, self.data = shape, data
 
     def log(self, values: Mapping[str, float]) -> Any:
         return np.array([self._shape(math.log(values.get("k", 1.0)))])
@@ -36,15 +36,13 @@ def ends(shape: Callable[[float], float], theta: float, slope: float, prior: Pri
     found = Posterior(
         priors=(prior,),
         theta=np.array([theta]),
-        covariance=own,
         own=own,
         residuals=none,
         sigma=np.array([SIGMA]),
-        weights=np.ones(1),
         slopes=np.array([[slope]]),
     )
     datum = Datum(run=0, phase="p", seconds=math.exp(shape(theta)), scatter=SIGMA, steps=3)
-    below, above = stretched(Curve(shape), [datum], found, Z90)  # type: ignore[arg-type]  # a stub
+    below, above = stretched(Curve(shape, [datum]), found, Z90)  # type: ignore[arg-type]  # a stub
     return float(below[0]), float(above[0])
 
 
@@ -86,6 +84,8 @@ def test_what_another_coefficient_can_make_up_for_widens_the_interval() -> None:
     0.5."""
 
     class Sum:
+        data = (Datum(run=0, phase="p", seconds=1.0, scatter=SIGMA, steps=3),)
+
         def log(self, values: Mapping[str, float]) -> Any:
             return np.array([sum(math.log(values.get(name, 1.0)) for name in "ab")])
 
@@ -95,18 +95,15 @@ def test_what_another_coefficient_can_make_up_for_widens_the_interval() -> None:
     found = Posterior(
         priors=known,
         theta=np.zeros(2),
-        covariance=own,
         own=own,
         residuals=np.zeros(1),
         sigma=np.array([SIGMA]),
-        weights=np.ones(1),
         slopes=slopes,
     )
-    datum = Datum(run=0, phase="p", seconds=1.0, scatter=SIGMA, steps=3)
     end = Z90 * math.sqrt(own[0, 0])
-    risen = profile(Sum(), [datum], found, 0, end)  # type: ignore[arg-type]  # a stub
+    risen = profile(Sum(), found, 0, end)  # type: ignore[arg-type]  # a stub
     assert risen == pytest.approx(Z90**2, rel=0.01)
-    below, above = stretched(Sum(), [datum], found, Z90)  # type: ignore[arg-type]  # a stub
+    below, above = stretched(Sum(), found, Z90)  # type: ignore[arg-type]  # a stub
     assert (below[0], above[0]) == pytest.approx((math.sqrt(own[0, 0]),) * 2)
 
 
@@ -115,12 +112,10 @@ def test_the_objective_is_soft_in_data_and_square_in_priors() -> None:
     found = Posterior(
         priors=(prior,),
         theta=np.zeros(1),
-        covariance=none,
         own=none,
         residuals=np.zeros(1),
         sigma=np.array([SIGMA]),
-        weights=np.ones(1),
         slopes=np.ones((1, 1)),
     )
-    told = objective(found, np.array([0.1]), np.array([-0.1]))
+    told = objective(replace(found, theta=np.array([0.1])), np.array([-0.1]))
     assert told == pytest.approx(2 * (math.sqrt(1 + 2.0**2) - 1) + 0.2**2)

@@ -14,7 +14,8 @@ from rlhfsim.calibration.micro_benchmarks.fit import (
     prefill_kernels,
     train_kernels,
 )
-from rlhfsim.calibration.micro_benchmarks.profile import base_of, measured_profile, write
+from rlhfsim.calibration.micro_benchmarks.profile import base_of, measured_profile
+from rlhfsim.calibration.profile_writer import write_text
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.curves import KernelCurves
 from rlhfsim.specs.hardware.measured import FEW_WIDENING, WIDENING, Machine, Measured, Session, summarise
@@ -242,8 +243,8 @@ def test_an_unknown_gpu_gets_roofs_of_its_own() -> None:
 def test_a_profile_is_never_overwritten(tmp_path: Path) -> None:
     made = measured_profile(session(seen("group_start", 0.01)), "mine")
     out = tmp_path / "mine.yaml"
-    assert write(out, made).coefficient("nccl_start_latency").value == pytest.approx(0.01)
+    assert write_text(out, made.text).coefficient("nccl_start_latency").value == pytest.approx(0.01)
     before = out.read_bytes()
     with pytest.raises(RlhfsimError, match="never overwritten"):
-        write(out, made)
+        write_text(out, made.text)
     assert out.read_bytes() == before

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from lab.scoreboard.text import table as markdown_table
 from rlhfsim.cli.main import COMMANDS, cli
-from rlhfsim.cli.params import NewFolder, Output, Writer
+from rlhfsim.cli.params import Command, NewFolder, Output
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.outputs import (
     MARKS,
@@ -125,7 +125,7 @@ def test_every_option_that_writes_is_checked_before_the_work() -> None:
         for param in command.params:
             if param.name in WRITTEN and ELSEWHERE.get(command.name or "") != param.name:
                 assert isinstance(param.type, Output | NewFolder), (command.name, param.name)
-                assert isinstance(command, Writer), command.name
+                assert isinstance(command, Command), command.name
 
 
 def test_every_kind_of_output_is_known_again(tmp_path: Path) -> None:

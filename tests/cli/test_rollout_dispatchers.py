@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhfsim.cli.roles import fixed_fields
+from rlhfsim.cli.planned import fixed_fields
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.dispatching import in_megatron, in_sglang, in_vllm

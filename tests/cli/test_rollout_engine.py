@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.api import estimate
-from rlhfsim.cli.roles import fixed_fields
+from rlhfsim.cli.planned import fixed_fields
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.interchange.export import export

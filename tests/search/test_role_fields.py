@@ -8,7 +8,7 @@ import pytest
 
 from rlhfsim.cli.constraints import constraints, limit_of
 from rlhfsim.cli.estimate import estimate
-from rlhfsim.cli.roles import OPTIONS, fixed_fields
+from rlhfsim.cli.planned import OPTIONS, fixed_fields
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search import role_fields
 from rlhfsim.search.request import Request

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 from rlhfsim.calibration.observation import Observation, phase_seconds
 from rlhfsim.calibration.predict import pricer_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase
+from rlhfsim.record import record
 from rlhfsim.trace import WAIT, Trace, covered
 
 CAUSES = ("lengths", "compute", "hbm", "network", "overhead", "waiting", "order")
@@ -32,21 +33,14 @@ CAUSE_OF = {
     "nvlink": "network",
     "network": "network",
     "wan": "network",
-    "pcie": "overhead",
-    "storage": "overhead",
-    "host": "overhead",
     "environment": "waiting",
-    "rewards": "overhead",
-    "controller": "overhead",
-    "custom": "overhead",
-    "overhead": "overhead",
     "bubble": "waiting",
     "tail": "waiting",
 }
-"""Resource of the prediction -> cause."""
+"""Resource of the prediction -> cause; of any other overhead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PhaseGap:
     """What one phase adds to the gap."""
 
@@ -61,7 +55,7 @@ class PhaseGap:
     """Seconds by cause."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Gap:
     """The gap of the mean step."""
 

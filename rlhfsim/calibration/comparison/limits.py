@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.layout import Layout
 
@@ -29,7 +29,7 @@ ADAPTERS = 4
 """The same of training, where only adapters have gradients."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PhaseTime:
     """One measured phase of the step."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.plan import LedgerEntry, Plan
+from rlhfsim.record import record
 from rlhfsim.trace import ALLOCATED, ENGINE_INSIDE, RESERVED, WAIT, Span, Trace
 
 MEMORY = "memory_bytes"
@@ -25,7 +25,7 @@ POOL = ("weights", "kv_cache")
 """Components of an engine that lie in its pool, counted while it sleeps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PhaseMemory:
     """Bytes on the fullest GPU of a pool during a phase."""
 

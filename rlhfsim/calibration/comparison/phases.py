@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median, stdev
 
 import numpy as np
 from scipy.special import stdtrit
 
 from rlhfsim.calibration.observation import Observation, phase_seconds
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.provenance import content_hash
+from rlhfsim.record import record
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.trace import WAIT, Span, Trace
@@ -32,7 +33,7 @@ MEDIAN_LOSS = math.sqrt(math.pi / 2)
 """Standard error of a median over that of a mean, of normal numbers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PhaseComparison:
     """One phase, or the step; None: not predicted, or not measured."""
 
@@ -60,7 +61,7 @@ class PhaseComparison:
     """Spans behind them: one for each GPU group, call and step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Amount:
     """Something else that both sides say: tokens, bytes."""
 
@@ -85,7 +86,7 @@ def check_plan(plan: Plan, seen: Observation) -> tuple[str, ...]:
         raise RlhfsimError(
             "another-plan",
             f"the run executed another {part} than this plan",
-            place=Place(file=str(seen.folder or seen.name)),
+            place=seen.folder or seen.name,
             help="compare it with the plan.json in its own folder, or price that plan again: rlhfsim "
             "estimate RUN/plan.json",
         )
@@ -116,10 +117,7 @@ def _row(name: str, predicted: Sequence[PredictedPhase], times: Sequence[float])
     A span of a call that streams is its work, not what is left of it after the last sample.
     """
     columns = zip(*map(_work, predicted), strict=True)
-    middle, low, high = map(math.fsum, columns) if predicted else (None, None, None)
-    return row(
-        name, times, covers=tuple(p.name for p in predicted), predicted_s=middle, low_s=low, high_s=high
-    )
+    return row(name, times, tuple(p.name for p in predicted), [math.fsum(column) for column in columns])
 
 
 def _work(phase: PredictedPhase) -> tuple[float, float, float]:
@@ -133,15 +131,10 @@ def _work(phase: PredictedPhase) -> tuple[float, float, float]:
 
 
 def row(
-    name: str,
-    times: Sequence[float],
-    *,
-    covers: tuple[str, ...],
-    predicted_s: float | None,
-    low_s: float | None,
-    high_s: float | None,
+    name: str, times: Sequence[float], covers: tuple[str, ...], predicted: Sequence[float]
 ) -> PhaseComparison:
-    """A row from times and a prediction."""
+    """A row from times and a prediction: seconds, P10 and P90; empty: none."""
+    predicted_s, low_s, high_s = predicted or (None, None, None)
     middle = median(times) if times else None
     ratio = middle / predicted_s if middle is not None and predicted_s else None
     spread = _spread(times)
@@ -161,6 +154,12 @@ def row(
     )
 
 
+def step_row(times: Sequence[float], plan: Plan | None) -> PhaseComparison:
+    """The row of the whole step, as the plan predicts it where there is one."""
+    p = plan.prediction if plan else None
+    return row(STEP, times, (STEP,), (p.step_s, p.low_s, p.high_s) if p else ())
+
+
 def _spread(times: Sequence[float]) -> float | None:
     """Half width of the interval of the median, in ln seconds; None where it cannot be told."""
     n = len(times)
@@ -177,7 +176,7 @@ def warm(trace: Trace) -> dict[str, tuple[float, ...]]:
     return phase_seconds([s for s in spans if s.step > 0 or s.name not in later])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Comparison:
     """All of it but memory and the gap's parts, which are `footprint` and `gap`."""
 
@@ -192,14 +191,13 @@ class Comparison:
 
 def compare(plan: Plan, seen: Observation, trace: Trace) -> Comparison:
     """A plan and a run of it."""
-    p = plan.prediction
     counted = [s for s in trace.spans if s.step in seen.counted and s.kind != WAIT]
     compared = tuple(
         replace(r, spans=sum(s.name == r.name for s in counted)) for r in rows(plan, seen.phases, seen.covers)
     )
     return Comparison(
         rows=compared,
-        step=row(STEP, seen.step_s, covers=(STEP,), predicted_s=p.step_s, low_s=p.low_s, high_s=p.high_s),
+        step=step_row(seen.step_s, plan),
         missing=tuple(r.name for r in compared if r.measured_s is None),
         unplanned=tuple(r.name for r in compared if r.predicted_s is None),
         amounts=amounts(plan, seen, counted),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlhfsim.calibration.comparison.gap import Gap, gap
@@ -10,11 +9,12 @@ from rlhfsim.calibration.comparison.memory import PhaseMemory, footprint, torch_
 from rlhfsim.calibration.comparison.phases import Comparison, check_plan, compare
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.plan import Plan, read_plan
+from rlhfsim.record import record
 from rlhfsim.run_folder import TRACE
 from rlhfsim.trace import Trace, read_trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SideBySide:
     """A plan, a run and what they come to."""
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rlhfsim import units
 from rlhfsim.calibration.micro_benchmarks.fit import nonnegative, roof_rates
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import SHARES, Profile
 from rlhfsim.specs.hardware.measured import WIDENING, Measured, MissingProbe, Session
 from rlhfsim.training.gradient_exchange import FP32, STATE_BYTES
@@ -27,7 +28,7 @@ RESERVE = 2.0**30
 """Bytes of a core's share of memory left to the system."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProfileEntry:
     """One entry of the new profile."""
 
@@ -46,7 +47,7 @@ class ProfileEntry:
     """False: not measured, but restated because what it is a share of has changed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Seen:
     """The session by name, over the profile beneath."""
 
@@ -115,16 +116,6 @@ class Seen:
                 how=f"same byte/s as before of another roof | {c.source}",
                 moved=False,
             )
-
-
-def _scaled(measured: Measured, factor: float, how: str) -> Measured:
-    return replace(
-        measured,
-        value=measured.value * factor,
-        low=measured.low * factor,
-        high=measured.high * factor,
-        how=how,
-    )
 
 
 def _per_second(seconds: Measured, size: float = 1.0, how: str = "") -> Measured:
@@ -240,7 +231,13 @@ def _memory(seen: Seen) -> Iterator[ProfileEntry]:
     if together is not None and seen.cpu:
         roof = best(together)
         yield seen.rate("node.host_bandwidth", roof, together.n, together.how)
-        once = _scaled(together, 0.5, f"{together.how}; bytes of the copy once")
+        once = replace(
+            together,
+            value=together.value / 2,
+            low=together.low / 2,
+            high=together.high / 2,
+            how=f"{together.how}; bytes of the copy once",
+        )
         yield seen.share("host_copy_efficiency", once, roof)
         yield from seen.restated("cpu_adam_efficiency", roof, seen.base.node.host_bandwidth.value)
 

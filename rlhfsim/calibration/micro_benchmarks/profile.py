@@ -1,22 +1,22 @@
 """A session of micro-benchmarks as a new profile: it extends the nearest one and names what was measured.
 
 First rates, shares and kernel tables; then, with those in place, the engine's own time is what its steps
-take beyond the kernels (`overheads`). Pure but for `write`, which never overwrites.
+take beyond the kernels (`overheads`). Pure: `profile_writer.write_text` writes it, and never overwrites.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 from rlhfsim import units
 from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry, Seen, changes, split
 from rlhfsim.calibration.micro_benchmarks.fit import is_grid, kernel_table
 from rlhfsim.calibration.micro_benchmarks.overheads import overheads
-from rlhfsim.calibration.profile_writer import MAX_SOURCE, write_text, written, yaml_text
+from rlhfsim.calibration.profile_writer import MAX_SOURCE, written, yaml_text
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.measured import Measured, MissingProbe, Session
 from rlhfsim.specs.hardware.profile_files import aliases, profile_names
@@ -37,7 +37,7 @@ one extends.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MeasuredProfile:
     """The new profile and what made it."""
 
@@ -70,15 +70,6 @@ def measured_profile(session: Session, name: str = "local") -> MeasuredProfile:
         missing=(*session.missing, *refused),
         notes=(*notes, *_sanity(seen, first)),
     )
-
-
-def write(path: Path, measured: MeasuredProfile) -> Profile:
-    """The new file, whole or not at all, and never over another.
-
-    Raises:
-        RlhfsimError: it exists, hides a known profile, or cannot be written.
-    """
-    return write_text(path, measured.text)
 
 
 def base_of(session: Session) -> tuple[str, bool]:

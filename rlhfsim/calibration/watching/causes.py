@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from rlhfsim import units
 from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.watching.standing import Standing
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.record import record
 
 LIKELY = 0.5
 """Probability from which what may come is said."""
@@ -41,7 +41,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Standing], float | None]]] = {
 _RELATIONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Condition:
     """A bound of a measure, beyond which the watch ends with an error."""
 
@@ -73,7 +73,7 @@ def condition(text: str) -> Condition:
     return Condition(text=text.strip(), name=match[1], relation=match[2], value=float(match[3]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Cause:
     """Something that is wrong."""
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from rlhfsim.calibration.comparison.memory import NOT_ALLOCATED, NOT_TORCH, POOL, ROLLOUT
-from rlhfsim.calibration.comparison.phases import STEP, PhaseComparison, row, rows
+from rlhfsim.calibration.comparison.phases import PhaseComparison, rows, step_row
 from rlhfsim.calibration.watching.trend import Trend, trend
 from rlhfsim.interchange.logs.framework import Framework
 from rlhfsim.interchange.logs.imported import LoggedStep, first, timers
 from rlhfsim.plan import LedgerEntry, Plan
+from rlhfsim.record import record
 from rlhfsim.units import GIB
 
 RECENT = 50
@@ -28,7 +28,7 @@ LATEST = 5
 """Steps that say whether it is slower than at its start, and how many responses are cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Baseline:
     """What a run is held against."""
 
@@ -41,7 +41,7 @@ class Baseline:
     """`plan.json`, or the doctor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Standing:
     """How a run is, as far as its log says."""
 
@@ -92,7 +92,7 @@ def standing(
     return Standing(
         steps=len(steps),
         logged=steps[-1].logged,
-        step=_step(seconds, baseline),
+        step=step_row(seconds, baseline.plan if baseline else None),
         phases=_phases(recent, framework, baseline) if baseline else (),
         memory=memory,
         response=trend(known, cap, ahead),
@@ -101,18 +101,6 @@ def standing(
         slowdown=_slowdown(warm, framework),
         not_finite=tuple(n for n, v in steps[-1].values.items() if not math.isfinite(v)),
         oom_risk=risk,
-    )
-
-
-def _step(seconds: Sequence[float], baseline: Baseline | None) -> PhaseComparison:
-    p = baseline.plan.prediction if baseline else None
-    return row(
-        STEP,
-        seconds,
-        covers=(STEP,),
-        predicted_s=p.step_s if p else None,
-        low_s=p.low_s if p else None,
-        high_s=p.high_s if p else None,
     )
 
 

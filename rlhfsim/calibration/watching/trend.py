@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.record import record
+
 Floats = NDArray[np.float64]
 Form = Callable[[Floats], Floats]
+FORMS: Sequence[Form] = (lambda k: k, lambda k: np.log(k), lambda k: -1.0 / k)
 Fit = tuple[Floats, Floats, float]
 """(a, b), the inverse of X'X, and the sum of squares that is left."""
 DRAWS = 2000
@@ -35,7 +37,7 @@ RESOLUTION = 1e-4
 """Relative size of noise below which logged numbers are rounded anyway."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trend:
     """A metric over steps, and its limit."""
 
@@ -70,7 +72,7 @@ def trend(values: Sequence[float], limit: float | None, ahead: int) -> Trend | N
     y = np.asarray(values[-NEWEST:], dtype=np.float64)
     steps = np.arange(1, len(values) + 1, dtype=np.float64)[-len(y) :]
     rng = np.random.default_rng(0)
-    fits: dict[Form, Fit] = {f: _fit(f(steps), y) for f in (_line, _logarithm, _warm_up)}
+    fits = {form: _fit(form(steps), y) for form in FORMS}
     futures, level = _futures(fits, len(values), len(y), ahead, rng)
     noise = math.sqrt(min(sse for _, _, sse in fits.values()) / (len(y) - 2))
     growth = futures[:, 0] - level
@@ -104,18 +106,6 @@ def _futures(
         means.append(drawn[:, :1] + drawn[:, 1:] * f(later)[None, :])
     whole = np.concatenate(means)
     return whole[:, 1:], whole[:, 0]
-
-
-def _line(steps: Floats) -> Floats:
-    return steps
-
-
-def _logarithm(steps: Floats) -> Floats:
-    return np.log(steps)
-
-
-def _warm_up(steps: Floats) -> Floats:
-    return -1.0 / steps
 
 
 def _fit(x: Floats, y: Floats) -> Fit:
