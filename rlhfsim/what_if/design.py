@@ -31,16 +31,15 @@ from rlhfsim.what_if.batch import EvenBatch, FewerGpus, even_batch, fewer_gpus
 from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answers, variants
 from rlhfsim.what_if.estimate import priced_placement
-from rlhfsim.what_if.framework_rules import rules_broken
 from rlhfsim.what_if.gains import Gain, elsewhere, gains, learning_gain
 from rlhfsim.what_if.parts_that_ran import of_parts_that_ran
 from rlhfsim.what_if.points import asking, points
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.rivals import Rival, Rivals
-from rlhfsim.what_if.side_by_side import beside
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
-from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
+from rlhfsim.what_if.usual_trainer import assumed_trainer, beside, trained
+from rlhfsim.what_if.verdict import rules_broken
 from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing, nearest, why_not
 
 FORKED = 80_000

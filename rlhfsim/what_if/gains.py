@@ -15,8 +15,8 @@ from rlhfsim.specs.frameworks.runs import ANY, Runs, runner_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.what_if.engine import ASIDE_WORK, Prices, Question, search_of
-from rlhfsim.what_if.lent_trainer import lent
 from rlhfsim.what_if.points import Change, first_of_each, points
+from rlhfsim.what_if.unasked import lent
 from rlhfsim.what_if.verdict import put_to, refusal
 
 WORTH_A_LINE = 0.01

@@ -24,7 +24,7 @@ from rlhfsim.interchange.rlhfsim.metrics import executor_of
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.run_folder import METRICS, PLAN, inputs_folder
 from rlhfsim.specs.hardware.profiles import load_profile
-from rlhfsim.what_if.doctor.of_log import baseline_of_log, baseline_of_plan
+from rlhfsim.what_if.doctor.of_run import baseline_of_log, baseline_of_plan
 
 FIRST = 5
 """Whole steps after which a run is judged."""

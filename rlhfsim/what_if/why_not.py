@@ -31,9 +31,8 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.engine import Prices, Question, answers, good
-from rlhfsim.what_if.framework_rules import rules_broken
 from rlhfsim.what_if.points import Line, asking, edge, geometric, with_memory
-from rlhfsim.what_if.verdict import refusal
+from rlhfsim.what_if.verdict import refusal, rules_broken
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)
 """Factors of memory at which the nearest plan is looked for."""

@@ -25,7 +25,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.estimate import planned, priced_placement
-from rlhfsim.what_if.lent_trainer import WORTH, lent_trainer
+from rlhfsim.what_if.unasked import WORTH, lent_trainer
 
 WORK = Workload(
     algorithm="grpo",

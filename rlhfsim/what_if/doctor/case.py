@@ -1,4 +1,5 @@
-"""A configuration as the doctor is given it, and a plan of what it says under any change of its keys."""
+"""A configuration as the doctor is given it, a plan of what it says under any change of its keys, and what
+stands out in it: rules of its framework, and what its ledger is full of."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.finding import Finding
 from rlhfsim.interchange.carried import NODE_GPUS, OVERSUBSCRIPTION, UNSAID, planned_fields, planned_workload
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import Lengths, RunDescription, RunSpecs, setup
@@ -16,6 +18,7 @@ from rlhfsim.interchange.configuration.served_reward import SERVED_REWARD
 from rlhfsim.interchange.configuration.settings import NAMED_MODEL, PLANNED_MODEL, FrameworkSettings
 from rlhfsim.interchange.export import exporter
 from rlhfsim.interchange.table import bare
+from rlhfsim.memory.findings import host_findings, logits_findings, sleep_findings
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
 from rlhfsim.specs.model.presets import resolve_model
@@ -213,3 +216,14 @@ def judged(described: Described, price: float | None) -> Judged:
     risk = certainty.said(certainty.computed(priced.memory), specs.cluster.framework or certainty.OTHERS)
     plan = replace(plan, prediction=replace(plan.prediction, probability_out_of_memory=risk))
     return Judged(described=described, plan=plan, memory=priced.memory)
+
+
+def findings(case: Case, base: Judged) -> Iterator[Finding]:
+    """Those that end the run first."""
+    described = base.described
+    own = list(case.configuration.findings(described.settings, described.run))
+    yield from (f for f in own if f.stops)
+    yield from logits_findings(base.memory, described.specs.placement, described.specs.workload)
+    yield from sleep_findings(base.memory, described.specs.placement)
+    yield from host_findings(base.memory, described.specs.placement)
+    yield from (f for f in own if not f.stops)

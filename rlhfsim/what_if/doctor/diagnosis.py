@@ -18,10 +18,9 @@ from rlhfsim.interchange.export import Exporter, Value, Written, exporter, expor
 from rlhfsim.interchange.refusal import lacks_of
 from rlhfsim.interchange.table import bare
 from rlhfsim.specs.frameworks.runs import runs_of
-from rlhfsim.what_if.doctor.case import Case, Described, Judged, judged
+from rlhfsim.what_if.doctor.case import Case, Described, Judged, findings, judged
 from rlhfsim.what_if.doctor.certainty import computed
 from rlhfsim.what_if.doctor.edits import edited, edits
-from rlhfsim.what_if.doctor.findings import findings
 from rlhfsim.what_if.estimate import planned, priced_placement
 
 NOTICEABLE = 0.02

@@ -36,9 +36,9 @@ class LongOutlook(Outlook):
     @cached_property
     def step_s(self) -> Floats:
         """(draws,) mean seconds of a step, evaluations and changes of plan shared out over all steps."""
-        z = normals("response lengths", self.seed)
+        z = normals("response lengths")
         changes = sum((self._drawn(name, known) for name, known in self._change_costs), np.zeros(DRAWS))
-        work = sum((_seconds(s, z, self.seed) for s in self.stretches), self.changes * changes)
+        work = sum((_seconds(s, z) for s in self.stretches), self.changes * changes)
         return work / self.run.steps
 
     @cached_property
@@ -61,10 +61,10 @@ class LongOutlook(Outlook):
         )
 
 
-def _seconds(part: PlannedStretch, z: Floats, seed: int) -> Floats:
+def _seconds(part: PlannedStretch, z: Floats) -> Floats:
     """(draws,) seconds of a stretch."""
     step = part.plan.prediction.step_s
-    drawn = law_of(part.plan).draws(seed) / step
+    drawn = law_of(part.plan).draws() / step
     return part.seconds * drawn * two_sided(1.0, part.low_s / step, part.high_s / step, z)
 
 
@@ -83,7 +83,6 @@ def outlook_of(answer: RunPlan, parts: Sequence[PlannedStretch], changes: int) -
     return LongOutlook(
         plan=replace(last, prediction=prediction),
         cluster=request.cluster,
-        law=law_of(last),
         steps=steps,
         usd_per_hour=request.price,
         run=answer.run,

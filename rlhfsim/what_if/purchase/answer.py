@@ -23,7 +23,7 @@ from rlhfsim.what_if.purchase.deadlines import Punctuality, punctuality
 from rlhfsim.what_if.purchase.document import CostTerms, Portfolio, PortfolioJob, Supply
 from rlhfsim.what_if.purchase.supply import JobMix, Purchase, RunOption, purchase
 from rlhfsim.what_if.risk.odds import quantiles
-from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.risk.run import outlook_for
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.sizing import resized
 
@@ -118,7 +118,7 @@ def _request(job: PortfolioJob, profile: Profile, size: int) -> Request:
 
 
 def _option(job: PortfolioJob, gpu: str, request: Request, plan: Plan) -> RunOption:
-    look = outlook(plan, request.cluster, job.steps)
+    look = outlook_for(request, plan, job.steps)
     return RunOption(
         job=job.name,
         gpu=gpu,

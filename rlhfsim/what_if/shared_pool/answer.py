@@ -25,7 +25,7 @@ from rlhfsim.specs.quantities import Seconds
 from rlhfsim.specs.workload.workload import Workload, with_usual_kl
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.risk.odds import quantiles
-from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.risk.run import outlook_for
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.document import Switch
 from rlhfsim.what_if.shared_pool.pairs import job_step
@@ -243,7 +243,7 @@ def _widened(
 
 def _option(job: PoolJobText, request: Request, plan: Plan, gap: float) -> PoolOption | None:
     """The job on its part of the pool; None where its rollout cannot live on the instances that it rents."""
-    look = outlook(plan, request.cluster, job.steps)
+    look = outlook_for(request, plan, job.steps)
     shape = job_step(plan, request.cluster)
     alone = PoolOption(
         job=job.name,
