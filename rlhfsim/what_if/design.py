@@ -14,7 +14,6 @@ from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search import clock
-from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes, risk
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import best_name, kind, reasons
@@ -36,11 +35,11 @@ from rlhfsim.what_if.parts_that_ran import of_parts_that_ran
 from rlhfsim.what_if.points import asking, points
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
-from rlhfsim.what_if.rivals import Rival, Rivals
+from rlhfsim.what_if.rivals import Rival, Rivals, Searched
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 from rlhfsim.what_if.usual_trainer import assumed_trainer, beside, trained
 from rlhfsim.what_if.verdict import rules_broken
-from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing, nearest, why_not
+from rlhfsim.what_if.why_not import Alternative, WhyNot, missing, nearest, why_not
 
 FORKED = 80_000
 """Most options that are priced where the rest of the answer is looked for in several processes: with more of
@@ -87,8 +86,8 @@ class Design:
     """Layouts outside the space by reason."""
     shortage: str | None = None
     """When nothing fits: what the nearest plan lacks."""
-    missing: MissingBytes | None = None
-    """When nothing fits: the byte that the nearest plan lacks; None where that is the host's, or risk."""
+    missing: Ledger | None = None
+    """When nothing fits: that of the nearest plan; None where the host lacks bytes, or it is risk."""
     rejected_by: str | None = None
     """When nothing fits: why, with pool, phase and bytes of the plan that comes nearest."""
     nearest: Placement | None = None
@@ -190,7 +189,7 @@ class _Settled:
     """A question whose best plan is known."""
 
     request: Request
-    searches: Sequence[tuple[Workload, SearchResult]]
+    searches: Sequence[Searched]
     met: Sequence[Rival]
     """The best plan first."""
     proven: bool
@@ -398,7 +397,7 @@ def _to_run(request: Request, best: Rival, prices: Prices, at_most: float) -> Pl
     return _simpler(ran.candidate, again, at_most) or _plan(request, ran)
 
 
-def _met(request: Request, searches: Sequence[tuple[Workload, SearchResult]]) -> list[Rival]:
+def _met(request: Request, searches: Sequence[Searched]) -> list[Rival]:
     """The best plan first, then the best of every other kind that was met."""
     met = [
         Rival(workload=workload, candidate=c, gap=None)
@@ -409,16 +408,14 @@ def _met(request: Request, searches: Sequence[tuple[Workload, SearchResult]]) ->
     return sorted(met, key=lambda plan: _value(request, plan.candidate))
 
 
-def _proven(request: Request, searches: Sequence[tuple[Workload, SearchResult]], best: Rival) -> list[Rival]:
+def _proven(request: Request, searches: Sequence[Searched], best: Rival) -> list[Rival]:
     """The proven best plan of every other kind."""
     others = Rivals(request=request, searches=searches).all(best.workload, best.candidate)
     once = {(r.workload, r.candidate.placement): r for r in others}
     return sorted(once.values(), key=lambda plan: _value(request, plan.candidate))
 
 
-def _prices(
-    request: Request, workload: Workload, searches: Sequence[tuple[Workload, SearchResult]]
-) -> Prices:
+def _prices(request: Request, workload: Workload, searches: Sequence[Searched]) -> Prices:
     """Roles as they were priced, for each workload; first of all for that of the best plan."""
     variants = {w: f.pricer for w, f in searches}
     request = replace(request, workload=workload)

@@ -68,6 +68,13 @@ class PricedPlacement:
         return tokens if tokens and tokens > 0 else None
 
 
+def memory_of(placement: Placement, workload: Workload, cluster: Cluster) -> Ledger:
+    """The ledger of a placement, as sure as it is near to measured peaks."""
+    models = models_of(workload)
+    doubt = memory_doubt(models, placement.backend, workload, cluster)
+    return ledger(models, placement, workload, cluster, doubt=doubt)
+
+
 def priced_placement(placement: Placement, workload: Workload, cluster: Cluster) -> PricedPlacement:
     """A placement that can exist, with the closed form of its step and its ledger.
 
@@ -77,8 +84,7 @@ def priced_placement(placement: Placement, workload: Workload, cluster: Cluster)
     workload = with_measured(workload, cluster)
     models = models_of(workload)
     check_placement(placement, workload, models, cluster)
-    doubt = memory_doubt(models, placement.backend, workload, cluster)
-    memory = ledger(models, placement, workload, cluster, doubt=doubt)
+    memory = memory_of(placement, workload, cluster)
     kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
     priced = iteration(models, placement, workload, cluster, kv_tokens=kv_tokens)
     setting = CallSetting(models=models, placement=placement, workload=workload, cluster=cluster)

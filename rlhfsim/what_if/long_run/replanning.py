@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate, judged, risk
 from rlhfsim.search.parallel import mapped
@@ -31,9 +30,8 @@ from rlhfsim.specs.model.context import check_context
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.speculation import Speculation
-from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.engine import Question, answer
-from rlhfsim.what_if.estimate import estimate, priced_placement
+from rlhfsim.what_if.estimate import estimate, memory_of, priced_placement
 from rlhfsim.what_if.long_run.document import LengthCurve, LongRun, RunStretch, stretches, workload_at
 from rlhfsim.what_if.points import edge
 from rlhfsim.what_if.remedies import shortage
@@ -326,16 +324,10 @@ def _first_misfit(table: _Table, request: Request, curve: LengthCurve, first: Pl
 
     def fits(step: int) -> bool:
         mean = float(min(curve.at(np.array([step]))[0], part.stage.max))
-        return _fits(
-            replace(request, workload=workload_at(request.workload, table.run, part.stage, mean)), first
-        )
+        work = workload_at(request.workload, table.run, part.stage, mean)
+        asked = replace(request, workload=work)
+        return risk(asked, memory_of(first, work, request.cluster)) is None
 
     if not fits(part.start):
         return part.start
     return int(edge(part.start, part.end - 1, lambda step: not fits(int(step)), lambda a, b: (a + b) // 2))
-
-
-def _fits(request: Request, placement: Placement) -> bool:
-    models = models_of(request.workload)
-    doubt = memory_doubt(models, request.backend, request.workload, request.cluster)
-    return risk(request, ledger(models, placement, request.workload, request.cluster, doubt=doubt)) is None

@@ -9,17 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.extras import need
 from rlhfsim.outputs import csv_cell, write_atomically
 from rlhfsim.plan import Plan
-from rlhfsim.specs.loading import checked, convert, parse_json, read_text
+from rlhfsim.specs.loading import adapter, checked, convert, parse_json, read_text
 from rlhfsim.specs.quantities import AboveZero, Amount, Finite, Share
 from rlhfsim.units import MIB, Dimension
 from rlhfsim.what_if.dotted_paths import keys, value_at
@@ -244,7 +241,7 @@ class WhatIf:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        plain: dict[str, Any] = _adapter().dump_python(self, mode="json")
+        plain: dict[str, Any] = adapter(WhatIf).dump_python(self, mode="json")
         return plain
 
     def to_frame(self) -> pd.DataFrame:
@@ -261,11 +258,6 @@ class WhatIf:
             write_table(self.to_frame(), where)
         else:
             write_atomically(where, json.dumps(self.to_dict()) + "\n")
-
-
-@cache
-def _adapter() -> TypeAdapter[WhatIf]:
-    return TypeAdapter(WhatIf)
 
 
 def read_whatif(path: str | Path) -> WhatIf:
