@@ -15,6 +15,7 @@ from rlhfsim.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
+    {"rlhfsim.record"},
     {"rlhfsim.errors"},
     {
         "rlhfsim.units",

@@ -13,6 +13,7 @@ from typing import Any
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate, most_bytes, risk
 from rlhfsim.search.certificate import Certificate
@@ -47,7 +48,7 @@ them each process would hold over 100 MB of its own."""
 RUNNERS_UP = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Design:
     """A proven, explained answer."""
 

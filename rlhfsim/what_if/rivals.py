@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import get_args
 
+from rlhfsim.record import record
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, judged, value
@@ -27,7 +28,7 @@ ARCHITECTURES = get_args(Architecture)
 ROLE_PLACEMENTS = ("colocated", "split", "standalone")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rival:
     """The best plan of a kind."""
 
@@ -37,7 +38,7 @@ class Rival:
     """Share by which a plan of its kind could still be better; None: it was met, and nothing is proven."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlanKind:
     """A kind of plan."""
 

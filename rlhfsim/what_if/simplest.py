@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import chain, combinations
 from operator import and_, eq
 
 from rlhfsim.elementwise import Size, where
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, value
 from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven, zero_stages
 from rlhfsim.search.excluded import skeleton_of
@@ -51,7 +52,7 @@ RISKS = (SAFE, 0.02, 0.05)
 # --- rules ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rule:
     """One more wish for simplicity."""
 

@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.pareto import undominated
 from rlhfsim.search.planning import asked_again, plan_for
@@ -60,7 +61,7 @@ LEAST_S = 0.1
 """Longest search of a size for which nothing is left."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trial:
     """One size of one kind of GPU."""
 
@@ -87,7 +88,7 @@ class Trial:
         return self.gpus, p.step_s, math.inf if p.usd_per_step is None else p.usd_per_step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BreakEvenPrice:
     """The price at which another kind of GPU costs as little."""
 
@@ -99,7 +100,7 @@ class BreakEvenPrice:
     """What it costs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sizing:
     """The answer and everything that was tried."""
 
@@ -113,7 +114,7 @@ class Sizing:
     GPUs are asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Size:
     """One number of GPUs with its best plan."""
 
@@ -124,7 +125,7 @@ class Size:
     """Share of the step by which an unexplored plan could be shorter; above 0 where time ran out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sizes:
     """What was tried beside the plan's own size, ascending."""
 

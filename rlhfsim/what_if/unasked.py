@@ -6,10 +6,11 @@ path, or one simulation of the same layouts (`--allow lend`), says when naming i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import WAIT
@@ -25,7 +26,7 @@ WORTH = 0.1
 """Least share of the step that is saved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SentChanges:
     """A weight path of changes beside the plan's own."""
 
@@ -71,7 +72,7 @@ def sent_changes(plan: Plan, request: Request) -> SentChanges | None:
     return SentChanges(path=path, seconds=usable[path], planned_s=planned, saved=saved)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LentTrainer:
     """A plan with `schedule.lend`."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, risk, value
 from rlhfsim.search.certificate import Certificate
@@ -43,7 +44,7 @@ FORBID_PREFIX = "no-"
 ROLES = ("colocated", "split", "standalone")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Alternative:
     """A choice, or a plan, that is compared with the answer."""
 
@@ -59,7 +60,7 @@ class Alternative:
     """The rule that it breaks whatever else is chosen; None: none is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WhyNot:
     """An alternative against the answer."""
 

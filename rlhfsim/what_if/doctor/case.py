@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -21,6 +21,7 @@ from rlhfsim.interchange.table import bare
 from rlhfsim.memory.findings import host_findings, logits_findings, sleep_findings
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.what_if.doctor import certainty
 from rlhfsim.what_if.estimate import planned, priced_placement, step_of
@@ -57,7 +58,7 @@ def check_model(settings: FrameworkSettings, name: str) -> None:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Case:
     """One configuration and what is said besides it."""
 
@@ -160,7 +161,7 @@ class Case:
                 yield f"{name} of {mean:,.0f} tokens on average ({share})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Described:
     """What a configuration says."""
 
@@ -170,7 +171,7 @@ class Described:
     specs: RunSpecs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Judged:
     """What a configuration says, priced."""
 

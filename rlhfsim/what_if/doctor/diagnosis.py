@@ -8,7 +8,7 @@ words of the framework, and its figures are those of what the framework will rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 from rlhfsim.errors import RlhfsimError
@@ -17,6 +17,7 @@ from rlhfsim.interchange.configuration.keys import Unread, as_written, key_table
 from rlhfsim.interchange.export import Exporter, Value, Written, exporter, exporters
 from rlhfsim.interchange.refusal import lacks_of
 from rlhfsim.interchange.table import bare
+from rlhfsim.record import record
 from rlhfsim.specs.frameworks.runs import runs_of
 from rlhfsim.what_if.doctor.case import Case, Described, Judged, findings, judged
 from rlhfsim.what_if.doctor.certainty import computed
@@ -42,7 +43,7 @@ SAVERS = 8
 Keys = Mapping[str, Value]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class KeyChange:
     """Keys of a framework with new values, read again and priced."""
 
@@ -50,7 +51,7 @@ class KeyChange:
     judged: Judged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Diagnosis:
     """A configuration and what would help it."""
 

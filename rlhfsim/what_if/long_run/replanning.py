@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, judged, risk
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.planning import plan_for
@@ -44,7 +45,7 @@ Prices = Callable[[Request, Placement], Candidate | None]
 """The step of a placement under a request; None where it does not fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlannedStretch:
     """A stretch with the plan that runs it."""
 
@@ -65,7 +66,7 @@ class PlannedStretch:
         return self.stretch.steps * self.plan.prediction.step_s + self.evaluations * self.evaluation_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunPlan:
     """The answer: which plan runs which steps."""
 
@@ -129,7 +130,7 @@ def shortest(costs: Costs, change_s: float) -> tuple[list[int], float]:
 # --- candidates and their costs -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Searched:
     """What one stretch's search came to."""
 

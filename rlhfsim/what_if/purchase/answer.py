@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import node_group
@@ -40,7 +41,7 @@ SMALL = 5e-4
 """Share of the cost below which a figure moves nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Swing:
     """What one figure moves."""
 
@@ -55,7 +56,7 @@ class Swing:
         return abs(self.high_usd - self.low_usd)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Decision:
     """What to buy, reserve and rent, and how sure it is."""
 

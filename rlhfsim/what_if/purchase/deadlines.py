@@ -13,12 +13,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from rlhfsim.kernels.cost import Z90
+from rlhfsim.record import record
 from rlhfsim.simulation.noise import generator
 from rlhfsim.units import DAY, HOUR
 from rlhfsim.what_if.purchase.document import CostTerms, Supply
@@ -30,7 +31,7 @@ DRAWN = 100
 """Draws of three years."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Punctuality:
     """How surely runs are done by their deadlines."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, Price, Profile
 from rlhfsim.specs.hardware.prices import prices
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -41,7 +42,7 @@ Rate = Annotated[float, Field(gt=0, le=100_000)]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FigureTable:
     """The shipped figures."""
 
@@ -52,7 +53,7 @@ class FigureTable:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PortfolioJob:
     """One kind of job, run again and again."""
 
@@ -68,7 +69,7 @@ class PortfolioJob:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Portfolio:
     """The whole file."""
 
@@ -138,7 +139,7 @@ def read_portfolio(path: Path) -> Portfolio:
 # --- figures in force ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CostTerms:
     """Every figure that a purchase rests on, by name; one may be set to its low or high value."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -14,6 +13,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.provenance import content_hash, installed_version
+from rlhfsim.record import record
 from rlhfsim.search.requirements import Requirement, check_steps
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import format
@@ -28,7 +28,7 @@ from rlhfsim.what_if.scenarios.whole_run import points as points_of
 from rlhfsim.what_if.scenarios.whole_run import steps_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ScenarioQuestions:
     """Everything that a scenario asks, ready to be designed."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rlhfsim.cache import Cache
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.provenance import content_hash
+from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.prices import market_of
@@ -57,7 +58,7 @@ PREDICTS = (
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DesignResult:
     """What a search came to."""
 

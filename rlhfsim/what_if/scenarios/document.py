@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 
 from rlhfsim import resources
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
+from rlhfsim.record import record
 from rlhfsim.search.request import Objective, known_switch
 from rlhfsim.search.role_fields import ROLE_FIELDS, RoleName
 from rlhfsim.specs.hardware.clusters import ClusterText
@@ -34,7 +35,7 @@ MAX_SCENARIO = 100
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RequestText:
     """What may compete: the fields of `rlhfsim.Request`."""
 
@@ -58,7 +59,7 @@ class RequestText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PenaltyText:
     """How many more steps stale samples cost."""
 
@@ -68,7 +69,7 @@ class PenaltyText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FaultsText:
     """Failures or preemptions of nodes, and what the run does about them."""
 
@@ -84,7 +85,7 @@ class FaultsText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunText:
     """How long the run is: its steps, or a curve and a target."""
 
@@ -113,7 +114,7 @@ class RunText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Base:
     """The question that every point changes."""
 
@@ -124,7 +125,7 @@ class Base:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointText:
     """One named patch."""
 
@@ -134,7 +135,7 @@ class PointText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BreakEvenText:
     """A question of the form: from which value on does one point win, or meet a target?"""
 
@@ -172,7 +173,7 @@ class BreakEvenText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TornadoText:
     """Inputs that are moved one at a time."""
 
@@ -181,7 +182,7 @@ class TornadoText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Document:
     """The whole file."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rlhfsim.record import record
 from rlhfsim.search.pareto import undominated
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.points import Cases, PointQuestion, standing, worded
@@ -13,7 +14,7 @@ from rlhfsim.what_if.scenarios.whole_run import points
 from rlhfsim.what_if.work import StepWork
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TornadoInput:
     """One input of the tornado as two questions."""
 

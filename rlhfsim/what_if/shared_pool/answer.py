@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.parallel import cores, mapped
 from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Limit, Request
@@ -50,7 +51,7 @@ LEAST_LIMIT_S = 0.2
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PoolJobText:
     """One job's file."""
 
@@ -68,7 +69,7 @@ class PoolJobText:
     """Instances next to the pool that its rollout may have; plans without them compete too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PoolAnswer:
     """Jobs on a pool: the schedule, and who may share GPUs with whom."""
 

@@ -22,6 +22,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.what_if.risk.step import Floats
 from rlhfsim.what_if.shared_pool.pairs import JobStep, Sharing, sharing
 from rlhfsim.what_if.shared_pool.spot import SpotPace
@@ -79,7 +80,7 @@ class PoolOption:
         return self.fits * float(np.mean(self.drawn_s <= deadline_s))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class JobTerms:
     """What is asked of a job."""
 
@@ -114,7 +115,7 @@ class PoolMode:
         return tuple(o.job for o in self.options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ScheduledMode:
     """A mode with its planned start."""
 
@@ -122,7 +123,7 @@ class ScheduledMode:
     start_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PoolPlan:
     """Every job with its GPUs and its start, and how surely it is done in time."""
 

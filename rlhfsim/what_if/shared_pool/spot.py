@@ -16,7 +16,7 @@ Not known here: instances that go together because a whole region is short of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import comb
 from typing import Annotated
 
@@ -25,6 +25,7 @@ from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
@@ -34,7 +35,7 @@ from rlhfsim.what_if.risk.step import Floats, normals
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SpotRollouts:
     """Instances next to the pool that a job may rent for its rollout alone."""
 
@@ -63,7 +64,7 @@ class SpotRollouts:
         return self.instances * self.gpus * self.available
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SpotPace:
     """What instances that come and go do to a run."""
 
