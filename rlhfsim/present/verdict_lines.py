@@ -13,7 +13,7 @@ from rlhfsim.what_if.batch import DEARER, EvenBatch, FewerGpus
 from rlhfsim.what_if.bottleneck import MORE, Bottleneck
 from rlhfsim.what_if.design import Design, most_bf16_sums
 from rlhfsim.what_if.drafting import PUBLISHED, stops_paying, would_draft
-from rlhfsim.what_if.parts_that_ran import only_written
+from rlhfsim.what_if.rivals import only_written
 from rlhfsim.what_if.simplest import CLOSE
 from rlhfsim.what_if.unasked import lent_trainer, sent_changes
 

@@ -23,7 +23,7 @@ from rlhfsim.search.parallel import serial
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, asked_again, plan_for, runner_up, searched
 from rlhfsim.search.request import Request
-from rlhfsim.search.scope import Scope
+from rlhfsim.search.scope import WHOLE, Scope
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
@@ -32,13 +32,12 @@ from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answers, variants
 from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.gains import Gain, elsewhere, gains, learning_gain
-from rlhfsim.what_if.parts_that_ran import of_parts_that_ran
 from rlhfsim.what_if.points import asking, points
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
-from rlhfsim.what_if.rivals import Rival, Rivals, Searched
+from rlhfsim.what_if.rivals import Rival, Rivals, Searched, of_parts_that_ran
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
-from rlhfsim.what_if.usual_trainer import assumed_trainer, beside, trained
+from rlhfsim.what_if.usual_trainer import beside, trained, with_trainer
 from rlhfsim.what_if.verdict import rules_broken
 from rlhfsim.what_if.why_not import Alternative, WhyNot, missing, nearest, why_not
 
@@ -156,8 +155,7 @@ def design(
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
     with clock.within(request.time_limit):
-        request = trained(request)
-        searches = list(answers(Question(request=request, scope=Scope(rivals=rivals))))
+        request, searches, met = _searched(request, Scope(rivals=rivals))
         found = Design(
             request=request,
             chosen=None,
@@ -166,7 +164,6 @@ def design(
             certificate=reduce(Certificate.plus, (f.certificate for _, f in searches)),
             refused=sum((f.refused for _, f in searches), Counter()),
         )
-        met = _met(request, searches)
         if not met:
             found = replace(found, shortage=next(rules_broken(request), None) or shortage(searches[0][1]))
             return unfit(found) if explain and remedied else found
@@ -259,9 +256,7 @@ def what_overturns(request: Request) -> tuple[BreakEven, ...] | None:
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
     with clock.within(request.time_limit):
-        request = trained(request)
-        searches = list(answers(Question(request=request)))
-        met = _met(request, searches)
+        request, searches, met = _searched(request, WHOLE)
         if not met or not all(found.certificate.proven for _, found in searches):
             return None
         first = met[0]
@@ -398,6 +393,13 @@ def _to_run(request: Request, best: Rival, prices: Prices, at_most: float) -> Pl
     return _simpler(ran.candidate, again, at_most) or _plan(request, ran)
 
 
+def _searched(request: Request, scope: Scope) -> tuple[Request, list[Searched], list[Rival]]:
+    """The question with its trainer, its searches, and what they met."""
+    request = trained(request)
+    searches = list(answers(Question(request=request, scope=scope)))
+    return request, searches, _met(request, searches)
+
+
 def _met(request: Request, searches: Sequence[Searched]) -> list[Rival]:
     """The best plan first, then the best of every other kind that was met."""
     met = [
@@ -425,8 +427,7 @@ def _prices(request: Request, workload: Workload, searches: Sequence[Searched]) 
 
 
 def _plan(request: Request, rival: Rival) -> Plan:
-    plan = plan_for(replace(request, workload=rival.workload), rival.candidate)
-    return replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
+    return with_trainer(plan_for(replace(request, workload=rival.workload), rival.candidate), request)
 
 
 def _value(request: Request, candidate: Candidate) -> tuple[float, float]:

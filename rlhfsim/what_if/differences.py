@@ -152,10 +152,10 @@ def diff(before: Side, after: Side) -> Difference:
 
 def _each(side: Side, work: StepWork, by: By) -> dict[str, Value]:
     """The step, and its price, of a sample or a token; nothing where the work is the same."""
-    names = [] if by == "work" else [n for n in ("step", "price of a step") if n in side.outcome]
     return {
-        f"{name}, per {by}": v.scaled(work.amount(1.0, by))
-        for name, v in ((n, side.outcome[n]) for n in names)
+        f"{name}, per {by}": side.outcome[name].scaled(work.amount(1.0, by))
+        for name in ("step", "price of a step")
+        if by != "work" and name in side.outcome
     }
 
 

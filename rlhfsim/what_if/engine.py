@@ -93,7 +93,7 @@ class Prices:
         # bounds of a rollout that never drains enter its prices
         touched = frozenset({"rollout"} if other.stale and not base.stale else ())
         if base.workload != other.workload:
-            switches = [n for n in TOUCHED if switched(base.workload, frozenset({n})) == other.workload]
+            switches = [n for n in TOUCHED if switched(base.workload, {n}) == other.workload]
             if not switches:
                 return None
             touched |= TOUCHED[switches[0]]

@@ -133,8 +133,7 @@ def _gain(name: str, best: Candidate | None, step_s: float, request: Request) ->
     return Gain(
         name=name,
         meaning=meaning,
-        other_work=name in SWITCHES
-        and switched(request.workload, frozenset({name})).lora != request.workload.lora,
+        other_work=name in SWITCHES and switched(request.workload, {name}).lora != request.workload.lora,
         seconds=None if best is None else best.seconds,
         saved=None if best is None else 1 - best.seconds / step_s,
         option=option,
@@ -163,7 +162,7 @@ def _change(name: str, like: Placement) -> Change:
             runs = _runner(request, name)
             request = replace(put_to(request, runs.name if runs else ANY, name), forbid=lean)
         else:
-            work = switched(request.workload, frozenset({name}))
+            work = switched(request.workload, {name})
             request = replace(request, allow=request.allow | {name}, workload=work)
         only, sizes = pools_of(like)
         return replace(question, request=request).scoped(only=only, sizes=sizes)

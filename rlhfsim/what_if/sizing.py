@@ -43,7 +43,7 @@ from rlhfsim.units import HOUR
 from rlhfsim.what_if.engine import Question, answer
 from rlhfsim.what_if.points import Change, points, setting
 from rlhfsim.what_if.risk.odds import UNTARGETED, Odds, Targets
-from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
+from rlhfsim.what_if.usual_trainer import trained, with_trainer
 
 Aim = Literal["gpus", "cost"]
 Outcome = Literal["meets", "misses", "too slow", "does not fit", "skipped", "no better"]
@@ -298,8 +298,7 @@ def attempt(request: Request, limit: float = math.inf, targets: Targets = UNTARG
     others = (c for c in result.rivals if targets.confidence and c.seconds <= limit)
     tried: list[Trial] = []
     for candidate in (result.best, *others):
-        plan = plan_for(request, candidate)
-        plan = replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
+        plan = with_trainer(plan_for(request, candidate), request)
         tried.append(_judged(replace(trial, plan=plan), plan, request, targets))
         if tried[-1].outcome == "meets":
             return tried[-1]

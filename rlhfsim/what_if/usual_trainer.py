@@ -95,6 +95,11 @@ def _of_size(request: Request) -> Iterator[Request]:
         yield from [asked for asked in every if asked.backend == LARGE_TRAINER] or every
 
 
+def with_trainer(plan: Plan, request: Request) -> Plan:
+    """The plan with by what it trains though nobody asked for it."""
+    return replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
+
+
 def assumed_trainer(request: Request) -> tuple[str, ...]:
     """By what a plan trains though nobody asked for it, in a sentence; empty where the question names it."""
     if request.backend_by in ("option", "all open", "left open") or request.runs is None:

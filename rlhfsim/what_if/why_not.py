@@ -120,7 +120,7 @@ def _chosen(request: Request, name: str) -> Question:
     if name in STALE:
         changed |= {"allow": request.allow | {name}, "architecture": name}
     elif name in SWITCHES:
-        work = switched(request.workload, frozenset({name}))
+        work = switched(request.workload, {name})
         changed |= {"allow": request.allow | {name}, "workload": work}
     elif name in ("naive", "smart", "hybrid", "disaggregated"):
         changed |= {"architecture": name, "weight_path": None}

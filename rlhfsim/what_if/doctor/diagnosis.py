@@ -57,9 +57,9 @@ class Diagnosis:
 
     case: Case
     judged: Judged
-    fixes: tuple[KeyChange, ...]
+    fixes: tuple[KeyChange, ...] = ()
     """Each makes it fit, the fastest first; empty where it fits."""
-    faster: tuple[KeyChange, ...]
+    faster: tuple[KeyChange, ...] = ()
     """Each with those before it, and with the first fix where there is one; the one that saves most first."""
     nearest: KeyChange | None = None
     """Where nothing fits: all that saves memory at once."""
@@ -87,14 +87,13 @@ def diagnose(case: Case) -> Diagnosis:
     """
     base = judged(case.under({}), case.price)
     case = replace(case, stopped_by=_stopped_by(case, base))
-    told = tuple(findings(case, base))
-    left = unread_keys(case, base)
+    told = Diagnosis(
+        case=case, judged=base, findings=tuple(findings(case, base)), unread=unread_keys(case, base)
+    )
     try:
         tries = list(_tries(case, base, _writer(case)))
     except RlhfsimError as error:
-        return Diagnosis(
-            case=case, judged=base, fixes=(), faster=(), findings=told, unread=left, unnamed=error.message
-        )
+        return replace(told, unnamed=error.message)
     start, nearest = KeyChange(keys={}, judged=base), None
     fixes = () if base.fits else tuple(_fixes(case, tries))
     if not base.fits and not fixes:
@@ -102,15 +101,12 @@ def diagnose(case: Case) -> Diagnosis:
         fixes = (nearest,) if nearest is not None and nearest.judged.fits else ()
     start = fixes[0] if fixes else start
     steps = _climbed(case, start, [*tries, *_paired(case, tries)]) if start.judged.fits else [start]
-    return Diagnosis(
-        case=case,
-        judged=base,
+    return replace(
+        told,
         fixes=fixes,
         faster=tuple(steps[1:]),
         nearest=None if fixes else nearest,
         absent=tuple(_absent(base, tries)),
-        findings=told,
-        unread=left,
     )
 
 

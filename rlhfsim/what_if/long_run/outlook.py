@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from rlhfsim.search.requirements import Requirement
-from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.what_if.long_run.document import LongRun
 from rlhfsim.what_if.long_run.replanning import PlannedStretch, RunPlan
 from rlhfsim.what_if.risk.odds import Odds, odds
 from rlhfsim.what_if.risk.run import Outlook
-from rlhfsim.what_if.risk.step import DRAWS, Floats, law_of, normals, two_sided
+from rlhfsim.what_if.risk.step import Floats, law_of, normals, two_sided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +33,11 @@ class LongOutlook(Outlook):
     @cached_property
     def step_s(self) -> Floats:
         """(draws,) mean seconds of a step, evaluations and changes of plan shared out over all steps."""
-        z = normals("response lengths")
-        changes = sum((self._drawn(name, known) for name, known in self._change_costs), np.zeros(DRAWS))
-        work = sum((_seconds(s, z) for s in self.stretches), self.changes * changes)
-        return work / self.run.steps
+        z, run = normals("response lengths"), self.run
+        change = self._drawn("checkpoint", run.checkpoint) + self._drawn("restart", run.restart)
+        change += self._drawn("warm-up", run.warm_up)
+        work = sum((_seconds(s, z) for s in self.stretches), self.changes * change)
+        return work / run.steps
 
     @cached_property
     def run_s(self) -> Floats:
@@ -50,15 +48,6 @@ class LongOutlook(Outlook):
     def fits(self) -> float:
         """P(fits): the tightest stretch decides, since bytes of all rest on the same coefficients."""
         return 1 - max(s.plan.prediction.probability_out_of_memory for s in self.stretches)
-
-    @property
-    def _change_costs(self) -> tuple[tuple[str, Coefficient], ...]:
-        """What a change of plan is made of."""
-        return (
-            ("checkpoint", self.run.checkpoint),
-            ("restart", self.run.restart),
-            ("warm-up", self.run.warm_up),
-        )
 
 
 def _seconds(part: PlannedStretch, z: Floats) -> Floats:

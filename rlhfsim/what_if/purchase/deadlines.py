@@ -24,6 +24,7 @@ from rlhfsim.simulation.noise import generator
 from rlhfsim.units import DAY, HOUR
 from rlhfsim.what_if.purchase.document import CostTerms, Supply
 from rlhfsim.what_if.purchase.supply import QUARTER_H, JobMix, Purchase, RunOption
+from rlhfsim.what_if.risk.odds import quantiles
 from rlhfsim.what_if.risk.step import DRAWS, SEED, normals
 
 DAY_H = DAY / HOUR
@@ -99,11 +100,10 @@ def punctuality(mix: JobMix, bought: Purchase) -> Punctuality:
         late, usd = _drawn_years(_with_growth(mix, float(z[i]) / Z90), bought, int(i), random, total)
         perfect += not late
         rented.append(usd - planned)
-    low, middle, high = np.quantile(rented, (0.1, 0.5, 0.9)).tolist()
     return Punctuality(
         all_in_time=perfect / DRAWN,
         in_time={name: done / max(1, count) for name, (done, count) in total.items()},
-        rented_usd=(low, middle, high),
+        rented_usd=quantiles(np.array(rented)),
     )
 
 

@@ -17,8 +17,8 @@ from rlhfsim.specs.hardware.hardware import MAX_GPUS, Price, Profile
 from rlhfsim.specs.hardware.prices import prices
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import checked, convert, load, parse_yaml, read_text
-from rlhfsim.specs.quantities import Coefficient, CoefficientText, Ratio, Seconds, Share, Text
-from rlhfsim.specs.workload.workload import Workload, with_usual_kl
+from rlhfsim.specs.quantities import Coefficient, CoefficientText, Ratio, Share, Text
+from rlhfsim.what_if.scenarios.document import Above, AskedWork, RunSteps
 
 Supply = Literal["bought", "reserved", "on-demand", "spot"]
 SUPPLIES: tuple[Supply, ...] = get_args(Supply)
@@ -58,13 +58,13 @@ class PortfolioJob:
     """One kind of job, run again and again."""
 
     name: Text
-    workload: Annotated[Workload, BeforeValidator(with_usual_kl)]
-    steps: Annotated[int, Field(ge=1, le=1_000_000)]
+    workload: AskedWork
+    steps: RunSteps
     runs_per_year: Rate
     """In the first year."""
     growth: Ranged = field(default_factory=lambda: Coefficient(value=0, low=0, high=0, source="none given"))
     """Share by which the runs of a year exceed those of the year before."""
-    deadline: Annotated[Seconds, Field(gt=0)]
+    deadline: Above
     """From the day a run is asked for until it is done."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from rlhfsim import resources
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
@@ -21,7 +21,7 @@ from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.quantities import Bytes, Positive, Ratio, Seconds, Text
 from rlhfsim.specs.ranges import Lag, PoolGpus, Risk, SearchTime, Steps
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.workload import Workload, with_usual_kl
 from rlhfsim.what_if.dotted_paths import Names
 
 Switch = Annotated[str, AfterValidator(known_switch)]
@@ -30,6 +30,10 @@ Switch = Annotated[str, AfterValidator(known_switch)]
 FieldName = Annotated[str, Names(tuple(ROLE_FIELDS))]
 Of = Literal["step_time", "time_of_run", "cost_per_step", "cost_of_run"]
 Above = Annotated[Seconds, Field(gt=0)]
+RunSteps = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Steps of a run whose time is drawn."""
+AskedWork = Annotated[Workload, BeforeValidator(with_usual_kl)]
+"""What a step of a job has to do."""
 MAX_SCENARIO = 100
 """Named points, break-evens and inputs of a tornado that one scenario may have of each."""
 

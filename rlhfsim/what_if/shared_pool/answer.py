@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -22,13 +22,11 @@ from rlhfsim.specs.hardware.prices import price_of
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import checked, load
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.specs.quantities import Seconds
-from rlhfsim.specs.workload.workload import Workload, with_usual_kl
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.risk.odds import quantiles
 from rlhfsim.what_if.risk.run import outlook_for
 from rlhfsim.what_if.scenarios.designs import Designs
-from rlhfsim.what_if.scenarios.document import Switch
+from rlhfsim.what_if.scenarios.document import Above, AskedWork, RunSteps, Switch
 from rlhfsim.what_if.shared_pool.pairs import job_step
 from rlhfsim.what_if.shared_pool.schedule import (
     LIMIT_S,
@@ -57,9 +55,9 @@ class PoolJobText:
 
     name: str = ""
     """Default: the name of the file."""
-    workload: Annotated[Workload, BeforeValidator(with_usual_kl)]
-    steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    deadline: Annotated[Seconds, Field(gt=0)]
+    workload: AskedWork
+    steps: RunSteps
+    deadline: Above
     """From now until the run is done."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """How much its deadline counts against those of the others."""

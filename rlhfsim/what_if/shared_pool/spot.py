@@ -29,9 +29,9 @@ from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
-from rlhfsim.specs.quantities import Seconds
 from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.risk.step import Floats, normals
+from rlhfsim.what_if.scenarios.document import Above
 
 
 @checked
@@ -42,9 +42,9 @@ class SpotRollouts:
     instances: Annotated[int, Field(ge=1, le=64)]
     gpus: Annotated[int, Field(ge=1, le=72)]
     """GPUs of an instance."""
-    there: Annotated[Seconds, Field(gt=0)]
+    there: Above
     """Mean time until an instance is taken away (U)."""
-    away: Annotated[Seconds, Field(gt=0)]
+    away: Above
     """Mean time until another one generates in its place, with start and weights (D)."""
 
     @property
