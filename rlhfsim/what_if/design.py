@@ -25,12 +25,11 @@ from rlhfsim.search.planning import asked, asked_again, plan_for, runner_up, sea
 from rlhfsim.search.request import Request
 from rlhfsim.search.scope import WHOLE, Scope
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.batch import EvenBatch, FewerGpus, even_batch, fewer_gpus
 from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answers, variants
-from rlhfsim.what_if.estimate import priced_placement
+from rlhfsim.what_if.estimate import PricedPlacement, priced_placement
 from rlhfsim.what_if.gains import Gain, elsewhere, gains, learning_gain
 from rlhfsim.what_if.points import asking, points
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
@@ -86,14 +85,11 @@ class Design:
     """Layouts outside the space by reason."""
     shortage: str | None = None
     """When nothing fits: what the nearest plan lacks."""
-    missing: Ledger | None = None
-    """When nothing fits: that of the nearest plan; None where the host lacks bytes, or it is risk."""
     rejected_by: str | None = None
     """When nothing fits: why, with pool, phase and bytes of the plan that comes nearest."""
-    nearest: Placement | None = None
-    """When nothing fits: that plan; None where none fits with much more memory."""
-    nearest_work: Workload | None = None
-    """Its workload: as asked, or with all switches that are allowed."""
+    nearest: PricedPlacement | None = None
+    """When nothing fits: that plan, for the workload as asked or with all allowed switches; None where
+    none fits with much more memory."""
     remedy: str | None = None
     """When nothing fits: the smallest change that would."""
     remedies: tuple[Remedy, ...] = ()
@@ -105,6 +101,11 @@ class Design:
     def simpler(self) -> bool:
         """Whether another plan than the best one is chosen."""
         return self.chosen is not self.best
+
+    @property
+    def missing(self) -> Ledger | None:
+        """When nothing fits: the ledger of the nearest plan; None where the host lacks bytes, or for risk."""
+        return missing(self.nearest.memory) if self.nearest else None
 
     @property
     def told(self) -> Plan | None:
@@ -288,16 +289,14 @@ def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
     `typed`: see `remedies`.
     """
     request, timely = answer.request, not clock.over()  # what would fit takes searches of its own
-    work, near, memory = _nearest(request) if timely and answer.certificate.space else (None, None, None)
+    near = _nearest(request) if timely and answer.certificate.space else None
     refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)
     helps = remedies(request, typed) if timely else ()
     return replace(
         answer,
         nearest=near,
-        nearest_work=work,
-        missing=missing(memory) if memory else None,
         rejected_by=next(rules_broken(request), None)
-        or (risk(request, memory) if memory else None)
+        or (risk(request, near.memory) if near else None)
         or answer.shortage
         or refused
         or "no plan with these choices fits",
@@ -306,13 +305,12 @@ def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
     )
 
 
-def _nearest(request: Request) -> tuple[Workload | None, Placement | None, Ledger | None]:
+def _nearest(request: Request) -> PricedPlacement | None:
     """The plan that misses memory by least, for the workload as asked or with every allowed switch."""
     works = dict.fromkeys((request.workload, variants(request)[-1]))
     near = points(Question(request=request), (asking(workload=work) for work in works), nearest)
-    placed = ((point.question.request.workload, point.answer) for point in near)
-    found = [(work, at, priced_placement(at, work, request.cluster).memory) for work, at in placed]
-    return min(found, key=lambda each: each[2].peak.bytes / each[2].peak.capacity, default=(None, None, None))
+    found = [priced_placement(p.answer, p.question.request.workload, request.cluster) for p in near]
+    return min(found, key=lambda one: one.memory.peak.bytes / one.memory.peak.capacity, default=None)
 
 
 def _compared(

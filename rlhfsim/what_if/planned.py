@@ -27,7 +27,7 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.roles import MODELS
 from rlhfsim.step.region import warnings
 from rlhfsim.what_if.design import design, unfit
-from rlhfsim.what_if.estimate import Planned, estimate
+from rlhfsim.what_if.estimate import Planned, estimate, planned, step_of
 from rlhfsim.what_if.remedies import remedy
 from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
 from rlhfsim.what_if.verdict import rejection
@@ -85,13 +85,10 @@ def best_of(request: Request, typed: Mapping[str, str] | None = None) -> Planned
         far, notes = _far(chosen, request.cluster), not_launched(chosen, request.cluster)
         return Planned(plan=chosen, far=far, notes=notes, cluster=request.cluster)
     answer = unfit(answer, typed)
-    near = answer.nearest
-    cluster = request.cluster
-    plan = None
+    near, plan = answer.nearest, None
     if near is not None:
-        work = answer.nearest_work or request.workload
-        plan = replace(estimate(near, work, cluster), assumed=assumed_trainer(request))
-    return Planned(plan=plan, rejected_by=answer.rejected_by, remedy=answer.remedy, cluster=cluster)
+        plan = replace(planned(near, step_of(near), None), assumed=assumed_trainer(request))
+    return Planned(plan=plan, rejected_by=answer.rejected_by, remedy=answer.remedy, cluster=request.cluster)
 
 
 FIRST = 2
