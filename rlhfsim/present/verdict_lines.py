@@ -125,8 +125,9 @@ def changes_only(plan: Plan, answer: Design) -> Iterator[str]:
 def lending(plan: Plan, answer: Design) -> Iterator[str]:
     """`733 s (-28 %), if the trainer's GPUs generate while they wait: --allow async,lend`."""
     if (found := lent_trainer(plan, answer.request)) is not None:
+        more = found.seconds / plan.prediction.step_s - 1
         yield (
-            f"{format(found.step_s, 's')} ({signed(-found.saved)}), if the trainer's GPUs generate "
+            f"{format(found.seconds, 's')} ({signed(more)}), if the trainer's GPUs generate "
             f"while they wait for samples: --allow {','.join(sorted(answer.request.allow | {'lend'}))}"
         )
 

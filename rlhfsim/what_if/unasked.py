@@ -72,23 +72,11 @@ def sent_changes(plan: Plan, request: Request) -> SentChanges | None:
     return SentChanges(path=path, seconds=usable[path], planned_s=planned, saved=saved)
 
 
-@record
-class LentTrainer:
-    """A plan with `schedule.lend`."""
-
-    step_s: float
-    saved: float
-    """Share of the step."""
-
-
-def lent_trainer(plan: Plan, request: Request) -> LentTrainer | None:
+def lent_trainer(plan: Plan, request: Request) -> Candidate | None:
     """The plan with its trainer's GPUs lent; None where it cannot be, or saves less than a tenth."""
-    step_s = plan.prediction.step_s
     request = replace(request, workload=plan.workload)
     waiting_s = sum(phase.seconds for phase in plan.prediction.phases if phase.name == WAIT)
-    if (found := lent(plan.placement, waiting_s, step_s, request)) is None:
-        return None
-    return LentTrainer(step_s=found.seconds, saved=1 - found.seconds / step_s)
+    return lent(plan.placement, waiting_s, plan.prediction.step_s, request)
 
 
 def lent(placement: Placement, waiting_s: float, step_s: float, request: Request) -> Candidate | None:

@@ -41,8 +41,6 @@ class ScenarioQuestions:
     """Empty where they are more than `MAX_POINTS`: then each is made when its turn comes."""
     inputs: tuple[TornadoInput, ...]
     break_evens: tuple[BreakEvenQuestion, ...]
-    name: str
-    text: str
 
     @property
     def everything(self) -> tuple[PointQuestion, ...]:
@@ -64,7 +62,7 @@ def asked(
     Raises:
         RlhfsimError: the first thing wrong, with file and line.
     """
-    source, text = read_scenario(given)
+    source = read_scenario(given)
     document = document_of(source)
     cases = Cases(document, source, settings)
     count, wanted = (_count(cases, only), _matching(only)) if only else (cases.count, None)
@@ -88,14 +86,7 @@ def asked(
         break_evens = [q for q, names in zip(break_evens, sides, strict=True) if all(map(kept, names))]
         inputs = ()
     return ScenarioQuestions(
-        cases=cases,
-        count=count,
-        wanted=wanted,
-        points=points,
-        inputs=inputs,
-        break_evens=tuple(break_evens),
-        name=source.name,
-        text=text,
+        cases=cases, count=count, wanted=wanted, points=points, inputs=inputs, break_evens=tuple(break_evens)
     )
 
 
@@ -161,7 +152,7 @@ def whatif(
     base, *points = marked(results)
     bars = tornado(questions.cases, questions.inputs, base, designs)
     evens = tuple(question.answer(designs) for question in questions.break_evens)
-    document = questions.cases.document
+    document, source = questions.cases.document, questions.cases.source
     return WhatIf(
         title=document.title,
         question=document.question,
@@ -176,9 +167,9 @@ def whatif(
         provenance=WhatIfProvenance(
             rlhfsim_version=installed_version("rlhfsim"),
             model_hash=model_hash(),
-            scenario=questions.name,
-            scenario_hash=content_hash(questions.text),
-            text=questions.text,
+            scenario=source.name,
+            scenario_hash=content_hash(source.text),
+            text=source.text,
             command="",
             started=started,
             seconds=time.perf_counter() - begin,

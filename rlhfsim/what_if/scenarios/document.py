@@ -207,8 +207,8 @@ def scenario_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in resources.shipped("scenarios").glob("*.yaml")))
 
 
-def read_scenario(given: str | Path | Mapping[str, Any]) -> tuple[Source, str]:
-    """A scenario by path, by the name of a shipped one, or as a mapping; and its text.
+def read_scenario(given: str | Path | Mapping[str, Any]) -> Source:
+    """A scenario by path, by the name of a shipped one, or as a mapping.
 
     Raises:
         RlhfsimError: no such file or name, or not YAML.
@@ -216,8 +216,7 @@ def read_scenario(given: str | Path | Mapping[str, Any]) -> tuple[Source, str]:
     if isinstance(given, Mapping):
         import json
 
-        text = json.dumps(given, indent=1)
-        return Source("mapping", text, dict(given)), text
+        return Source("mapping", json.dumps(given, indent=1), dict(given))
     path = Path(given)
     if path.suffix not in (".yaml", ".yml", ".json"):
         if path.is_file():
@@ -233,8 +232,7 @@ def read_scenario(given: str | Path | Mapping[str, Any]) -> tuple[Source, str]:
                 "scenario", str(given)[:60], scenario_names(), place=Place(file="command line")
             )
         path = shipped
-    text = read_text(path)
-    return parse_yaml(text, str(path)), text
+    return parse_yaml(read_text(path), str(path))
 
 
 def document_of(source: Source) -> Document:
