@@ -178,8 +178,9 @@ def _precise(best: Candidate, prices: Prices, at_most: float) -> tuple[Candidate
     """
     request = prices.request
     anything = Question(request=request, scope=ALONE)
-    if _sums_at_most(BF16_SUMS[0], request).obeyed(best.placement):
-        return best, _sums_at_most(BF16_SUMS[0], request).ask(anything)
+    few = _sums_at_most(BF16_SUMS[0], request)
+    if few.obeyed(best.placement):
+        return best, few.ask(anything)
     most = math.inf if request.objective == "memory" else math.nextafter(at_most, math.inf)
     in_time = anything.scoped(below=most)
     precise = _with_few_sums(best, in_time, prices)

@@ -22,7 +22,7 @@ from rlhfsim.what_if.scenarios.designs import Designs, model_hash
 from rlhfsim.what_if.scenarios.document import document_of, read_scenario
 from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, MAX_POINTS, Cases, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf, WhatIfProvenance
-from rlhfsim.what_if.scenarios.sensitivity import TornadoInput, ends, marked, tornado
+from rlhfsim.what_if.scenarios.sensitivity import TornadoInputs, ends, marked, tornado
 from rlhfsim.what_if.scenarios.sweep import SAMPLE, swept
 from rlhfsim.what_if.scenarios.whole_run import points as points_of
 from rlhfsim.what_if.scenarios.whole_run import steps_of
@@ -39,7 +39,7 @@ class ScenarioQuestions:
     """Whether a point of this name is; None: all are."""
     points: tuple[PointQuestion, ...]
     """Empty where they are more than `MAX_POINTS`: then each is made when its turn comes."""
-    inputs: tuple[TornadoInput, ...]
+    inputs: TornadoInputs
     break_evens: tuple[BreakEvenQuestion, ...]
 
     @property
@@ -84,7 +84,7 @@ def asked(
         kept = _matching(only)
         sides = [{q.text.point, q.text.against or BASE} - {BASE} for q in break_evens]
         break_evens = [q for q, names in zip(break_evens, sides, strict=True) if all(map(kept, names))]
-        inputs = ()
+        inputs = {}
     return ScenarioQuestions(
         cases=cases, count=count, wanted=wanted, points=points, inputs=inputs, break_evens=tuple(break_evens)
     )
@@ -217,7 +217,7 @@ def _counted(counts: Counter[str], tables: Sequence[Path]) -> Iterator[str]:
 def _requests(questions: ScenarioQuestions) -> Iterator[Any]:
     """Every question that is known before an answer is."""
     yield from (case.request for case in questions.everything)
-    yield from (case.request for one in questions.inputs for case in (one.low, one.high))
+    yield from (case.request for pair in questions.inputs.values() for case in pair)
     yield from (request for question in questions.break_evens for request in question.requests)
 
 
