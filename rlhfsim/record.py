@@ -1,4 +1,4 @@
-"""What a record is, said once: a dataclass that is frozen, has slots and takes keywords alone."""
+"""The class decorator of values: data that is read by name and never changed."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def record(cls: type[T]) -> type[T]:
-    """A class of annotated fields as a record."""
+    """A class as a frozen dataclass with slots, whose fields are given by name."""
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)

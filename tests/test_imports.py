@@ -15,7 +15,8 @@ from rlhfsim.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
-    {"rlhfsim.errors", "rlhfsim.record"},
+    {"rlhfsim.record"},
+    {"rlhfsim.errors"},
     {
         "rlhfsim.units",
         "rlhfsim.resources",

@@ -13,6 +13,7 @@ from rlhfsim.outputs import cache_folder
 from rlhfsim.present.answers.buy import purchase_page
 from rlhfsim.what_if.purchase.answer import Decision, decided, priced_options
 from rlhfsim.what_if.purchase.document import profiles_of, read_portfolio, terms_of
+from rlhfsim.what_if.purchase.supply import JobMix
 from rlhfsim.what_if.scenarios.designs import Designs, Store
 from rlhfsim.what_if.scenarios.workers import local
 
@@ -52,6 +53,6 @@ def bought(portfolio: Path, confidence: float) -> Decision:
     """
     asked = read_portfolio(portfolio)
     profiles = profiles_of(asked)
-    terms = terms_of(asked, profiles)
-    designs = Designs(local(), Store(cache_folder("designs")))
-    return decided(asked, terms, profiles, priced_options(asked, profiles, designs), confidence)
+    terms, designs = terms_of(asked, profiles), Designs(local(), Store(cache_folder("designs")))
+    options = priced_options(asked, profiles, designs)
+    return decided(JobMix(portfolio=asked, terms=terms, profiles=profiles, options=options), confidence)

@@ -12,7 +12,7 @@ from rlhfsim.plan import AskedRun, write_plan
 from rlhfsim.present.answers.estimate import page
 from rlhfsim.search.requirements import CONFIDENCE, Requirement, requirements_of
 from rlhfsim.what_if.risk.odds import asked_run, odds
-from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.risk.run import Outlook
 
 EPILOG = """\b
 Examples:
@@ -48,7 +48,7 @@ def estimate(**given: Any) -> Told:
         priced_targets(targets, unknown=answer.plan.prediction.usd_per_step is None)
         price = given["price"] if isinstance(given["price"], float) else None
         sure = given["confidence"] or (kept.confidence if kept else None) or CONFIDENCE
-        known = odds(targets, outlook(answer.plan, answer.cluster, steps, usd_per_hour=price), sure)
+        known = odds(targets, Outlook(answer.plan, answer.cluster, steps, price), sure)
         run = asked_run(targets, steps, known)
         answer = replace(answer, plan=replace(answer.plan, run=run))
     if given["out"] is not None and answer.plan is not None:

@@ -16,7 +16,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.what_if.risk.odds import money_of_step
-from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.risk.run import Outlook
 
 
 def header_rows(plan: Plan) -> dict[str, str]:
@@ -128,7 +128,7 @@ def energy_text(plan: Plan) -> str:
 def _usd_range(plan: Plan) -> str:
     """`P10-P90 8.1-24, ` of one step, over step and price; empty where the prices are not known."""
     cluster = cluster_of(plan, profiles_of(plan))
-    drawn = None if cluster is None else money_of_step(outlook(plan, cluster))
+    drawn = None if cluster is None else money_of_step(Outlook(plan, cluster))
     if drawn is None:
         return ""
     low, _, high = drawn

@@ -13,10 +13,9 @@ from rlhfsim.what_if.batch import DEARER, EvenBatch, FewerGpus
 from rlhfsim.what_if.bottleneck import MORE, Bottleneck
 from rlhfsim.what_if.design import Design, most_bf16_sums
 from rlhfsim.what_if.drafting import PUBLISHED, stops_paying, would_draft
-from rlhfsim.what_if.lent_trainer import lent_trainer
-from rlhfsim.what_if.parts_that_ran import only_written
-from rlhfsim.what_if.sent_changes import sent_changes
+from rlhfsim.what_if.rivals import only_written
 from rlhfsim.what_if.simplest import CLOSE
+from rlhfsim.what_if.unasked import lent_trainer, sent_changes
 
 SLOWEST = 0.3
 """Share of the step from which on what binds it is a line, where it is not the GPUs' own speed."""
@@ -126,8 +125,9 @@ def changes_only(plan: Plan, answer: Design) -> Iterator[str]:
 def lending(plan: Plan, answer: Design) -> Iterator[str]:
     """`733 s (-28 %), if the trainer's GPUs generate while they wait: --allow async,lend`."""
     if (found := lent_trainer(plan, answer.request)) is not None:
+        more = found.seconds / plan.prediction.step_s - 1
         yield (
-            f"{format(found.step_s, 's')} ({signed(-found.saved)}), if the trainer's GPUs generate "
+            f"{format(found.seconds, 's')} ({signed(more)}), if the trainer's GPUs generate "
             f"while they wait for samples: --allow {','.join(sorted(answer.request.allow | {'lend'}))}"
         )
 

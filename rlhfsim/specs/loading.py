@@ -316,7 +316,8 @@ def _check_depth(text: str, name: str) -> None:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """The adapter that reads and writes a kind of data, built once: that takes longer than to use it."""
     return TypeAdapter(kind)
 
 
@@ -328,7 +329,7 @@ def convert(kind: type[T], source: Source, data: Any = None, path: Trail = ()) -
     """
     given = source.data if data is None else data
     try:
-        value: T = _adapter(cast(Hashable, kind)).validate_python(given)
+        value: T = adapter(cast(Hashable, kind)).validate_python(given)
     except ValidationError as error:
         raise _first(error, kind, source, path) from error
     for where, truth in _taken_as_numbers(given, value, path):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from math import gcd
 
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import pools_of
@@ -29,7 +30,7 @@ WORTH = 1.05
 much less time, where it is the larger one, whose fixed costs weigh less."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FewerGpus:
     """A good plan on the most GPUs, by halving, on which a sample costs little more than on half of them."""
 
@@ -37,7 +38,7 @@ class FewerGpus:
     step_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EvenBatch:
     """A good plan for a batch close to the one that was asked for, which divides over all GPUs."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.dotted_paths import keys, put
@@ -28,7 +29,7 @@ WORKERS: Mapping[str, str] = {"environment": "environment.workers", "rewards": "
 """Resource -> where a workload says how many workers it has, dotted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Bottleneck:
     """The resource that holds most seconds of the critical phases."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rlhfsim.choice import BreakEven
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.record import record
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.cache import process_cache
@@ -36,7 +37,7 @@ LEAST_LENGTH = {"value": 1.0, "mean": 1.0, "std": 0.0, "max": 1.0}
 """Fields of a length distribution that are stretched, in tokens, and their least values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Quantity:
     """What is scaled up (or down) to `far` times."""
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.pareto import undominated
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import narrowed
@@ -26,7 +27,7 @@ from rlhfsim.what_if.scenarios.designs import DesignResult, Runner
 from rlhfsim.what_if.sizing import doubled, resized
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ClusterOption:
     """One kind and number of GPUs with one framework and its training backend."""
 

@@ -13,8 +13,8 @@ from typing import Any
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search import clock
-from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes, risk
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import best_name, kind, reasons
@@ -23,25 +23,22 @@ from rlhfsim.search.parallel import serial
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, asked_again, plan_for, runner_up, searched
 from rlhfsim.search.request import Request
-from rlhfsim.search.scope import Scope
+from rlhfsim.search.scope import WHOLE, Scope
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.batch import EvenBatch, FewerGpus, even_batch, fewer_gpus
 from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answers, variants
-from rlhfsim.what_if.estimate import priced_placement
-from rlhfsim.what_if.framework_rules import rules_broken
+from rlhfsim.what_if.estimate import PricedPlacement, priced_placement
 from rlhfsim.what_if.gains import Gain, elsewhere, gains, learning_gain
-from rlhfsim.what_if.parts_that_ran import of_parts_that_ran
 from rlhfsim.what_if.points import asking, points
 from rlhfsim.what_if.remedies import Remedy, remedies, shortage
 from rlhfsim.what_if.risk.step import law_of, probability_faster
-from rlhfsim.what_if.rivals import Rival, Rivals
-from rlhfsim.what_if.side_by_side import beside
+from rlhfsim.what_if.rivals import Rival, Rivals, Searched, of_parts_that_ran
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
-from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
-from rlhfsim.what_if.why_not import Alternative, MissingBytes, WhyNot, missing, nearest, why_not
+from rlhfsim.what_if.usual_trainer import beside, trained, with_trainer
+from rlhfsim.what_if.verdict import rules_broken
+from rlhfsim.what_if.why_not import Alternative, WhyNot, missing, nearest, why_not
 
 FORKED = 80_000
 """Most options that are priced where the rest of the answer is looked for in several processes: with more of
@@ -49,7 +46,7 @@ them each process would hold over 100 MB of its own."""
 RUNNERS_UP = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Design:
     """A proven, explained answer."""
 
@@ -88,14 +85,11 @@ class Design:
     """Layouts outside the space by reason."""
     shortage: str | None = None
     """When nothing fits: what the nearest plan lacks."""
-    missing: MissingBytes | None = None
-    """When nothing fits: the byte that the nearest plan lacks; None where that is the host's, or risk."""
     rejected_by: str | None = None
     """When nothing fits: why, with pool, phase and bytes of the plan that comes nearest."""
-    nearest: Placement | None = None
-    """When nothing fits: that plan; None where none fits with much more memory."""
-    nearest_work: Workload | None = None
-    """Its workload: as asked, or with all switches that are allowed."""
+    nearest: PricedPlacement | None = None
+    """When nothing fits: that plan, for the workload as asked or with all allowed switches; None where
+    none fits with much more memory."""
     remedy: str | None = None
     """When nothing fits: the smallest change that would."""
     remedies: tuple[Remedy, ...] = ()
@@ -107,6 +101,11 @@ class Design:
     def simpler(self) -> bool:
         """Whether another plan than the best one is chosen."""
         return self.chosen is not self.best
+
+    @property
+    def missing(self) -> Ledger | None:
+        """When nothing fits: the ledger of the nearest plan; None where the host lacks bytes, or for risk."""
+        return missing(self.nearest.memory) if self.nearest else None
 
     @property
     def told(self) -> Plan | None:
@@ -157,8 +156,7 @@ def design(
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
     with clock.within(request.time_limit):
-        request = trained(request)
-        searches = list(answers(Question(request=request, scope=Scope(rivals=rivals))))
+        request, searches, met = _searched(request, Scope(rivals=rivals))
         found = Design(
             request=request,
             chosen=None,
@@ -167,7 +165,6 @@ def design(
             certificate=reduce(Certificate.plus, (f.certificate for _, f in searches)),
             refused=sum((f.refused for _, f in searches), Counter()),
         )
-        met = _met(request, searches)
         if not met:
             found = replace(found, shortage=next(rules_broken(request), None) or shortage(searches[0][1]))
             return unfit(found) if explain and remedied else found
@@ -191,7 +188,7 @@ class _Settled:
     """A question whose best plan is known."""
 
     request: Request
-    searches: Sequence[tuple[Workload, SearchResult]]
+    searches: Sequence[Searched]
     met: Sequence[Rival]
     """The best plan first."""
     proven: bool
@@ -260,9 +257,7 @@ def what_overturns(request: Request) -> tuple[BreakEven, ...] | None:
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
     with clock.within(request.time_limit):
-        request = trained(request)
-        searches = list(answers(Question(request=request)))
-        met = _met(request, searches)
+        request, searches, met = _searched(request, WHOLE)
         if not met or not all(found.certificate.proven for _, found in searches):
             return None
         first = met[0]
@@ -294,16 +289,14 @@ def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
     `typed`: see `remedies`.
     """
     request, timely = answer.request, not clock.over()  # what would fit takes searches of its own
-    work, near, memory = _nearest(request) if timely and answer.certificate.space else (None, None, None)
+    near = _nearest(request) if timely and answer.certificate.space else None
     refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)
     helps = remedies(request, typed) if timely else ()
     return replace(
         answer,
         nearest=near,
-        nearest_work=work,
-        missing=missing(memory) if memory else None,
         rejected_by=next(rules_broken(request), None)
-        or (risk(request, memory) if memory else None)
+        or (risk(request, near.memory) if near else None)
         or answer.shortage
         or refused
         or "no plan with these choices fits",
@@ -312,13 +305,12 @@ def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
     )
 
 
-def _nearest(request: Request) -> tuple[Workload | None, Placement | None, Ledger | None]:
+def _nearest(request: Request) -> PricedPlacement | None:
     """The plan that misses memory by least, for the workload as asked or with every allowed switch."""
     works = dict.fromkeys((request.workload, variants(request)[-1]))
     near = points(Question(request=request), (asking(workload=work) for work in works), nearest)
-    placed = ((point.question.request.workload, point.answer) for point in near)
-    found = [(work, at, priced_placement(at, work, request.cluster).memory) for work, at in placed]
-    return min(found, key=lambda each: each[2].peak.bytes / each[2].peak.capacity, default=(None, None, None))
+    found = [priced_placement(p.answer, p.question.request.workload, request.cluster) for p in near]
+    return min(found, key=lambda one: one.memory.peak.bytes / one.memory.peak.capacity, default=None)
 
 
 def _compared(
@@ -399,7 +391,14 @@ def _to_run(request: Request, best: Rival, prices: Prices, at_most: float) -> Pl
     return _simpler(ran.candidate, again, at_most) or _plan(request, ran)
 
 
-def _met(request: Request, searches: Sequence[tuple[Workload, SearchResult]]) -> list[Rival]:
+def _searched(request: Request, scope: Scope) -> tuple[Request, list[Searched], list[Rival]]:
+    """The question with its trainer, its searches, and what they met."""
+    request = trained(request)
+    searches = list(answers(Question(request=request, scope=scope)))
+    return request, searches, _met(request, searches)
+
+
+def _met(request: Request, searches: Sequence[Searched]) -> list[Rival]:
     """The best plan first, then the best of every other kind that was met."""
     met = [
         Rival(workload=workload, candidate=c, gap=None)
@@ -410,16 +409,14 @@ def _met(request: Request, searches: Sequence[tuple[Workload, SearchResult]]) ->
     return sorted(met, key=lambda plan: _value(request, plan.candidate))
 
 
-def _proven(request: Request, searches: Sequence[tuple[Workload, SearchResult]], best: Rival) -> list[Rival]:
+def _proven(request: Request, searches: Sequence[Searched], best: Rival) -> list[Rival]:
     """The proven best plan of every other kind."""
     others = Rivals(request=request, searches=searches).all(best.workload, best.candidate)
     once = {(r.workload, r.candidate.placement): r for r in others}
     return sorted(once.values(), key=lambda plan: _value(request, plan.candidate))
 
 
-def _prices(
-    request: Request, workload: Workload, searches: Sequence[tuple[Workload, SearchResult]]
-) -> Prices:
+def _prices(request: Request, workload: Workload, searches: Sequence[Searched]) -> Prices:
     """Roles as they were priced, for each workload; first of all for that of the best plan."""
     variants = {w: f.pricer for w, f in searches}
     request = replace(request, workload=workload)
@@ -428,8 +425,7 @@ def _prices(
 
 
 def _plan(request: Request, rival: Rival) -> Plan:
-    plan = plan_for(replace(request, workload=rival.workload), rival.candidate)
-    return replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
+    return with_trainer(plan_for(replace(request, workload=rival.workload), rival.candidate), request)
 
 
 def _value(request: Request, candidate: Candidate) -> tuple[float, float]:

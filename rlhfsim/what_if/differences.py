@@ -11,7 +11,7 @@ about two plans that share their doubts (`rlhfsim design` cancels those).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from math import isclose
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.plan import AskedRun, Plan, Quantiles, read_plan
+from rlhfsim.record import record
 from rlhfsim.units import Dimension
 from rlhfsim.verdict import limit_text
 from rlhfsim.what_if.work import By, StepWork, work_of
@@ -40,7 +41,7 @@ SHARES = (10, 90)
 """Percentiles of measured steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Value:
     """One figure of an outcome, SI units."""
 
@@ -57,7 +58,7 @@ class Value:
         return replace(self, value=self.value * factor, interval=ends)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Side:
     """One of the two: a plan as predicted, or a run as measured."""
 
@@ -67,7 +68,7 @@ class Side:
     measured: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ChangedField:
     """A field of the question or of the choice that is another; None: that side has no such field."""
 
@@ -76,7 +77,7 @@ class ChangedField:
     after: Leaf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ChangedFigure:
     """A figure of the outcome that is another; None: that side does not have it."""
 
@@ -99,7 +100,7 @@ class ChangedFigure:
         return None if one is None or other is None else one[0] <= other[1] and other[0] <= one[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Difference:
     """Everything that changed."""
 
@@ -151,10 +152,10 @@ def diff(before: Side, after: Side) -> Difference:
 
 def _each(side: Side, work: StepWork, by: By) -> dict[str, Value]:
     """The step, and its price, of a sample or a token; nothing where the work is the same."""
-    names = [] if by == "work" else [n for n in ("step", "price of a step") if n in side.outcome]
     return {
-        f"{name}, per {by}": v.scaled(work.amount(1.0, by))
-        for name, v in ((n, side.outcome[n]) for n in names)
+        f"{name}, per {by}": side.outcome[name].scaled(work.amount(1.0, by))
+        for name in ("step", "price of a step")
+        if by != "work" and name in side.outcome
     }
 
 

@@ -6,9 +6,10 @@ where published acceptances would save a tenth, a line names them; a plan that d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
@@ -23,7 +24,7 @@ PUBLISHED = Speculation(method="eagle", draft_tokens=3, acceptance=0.62, low=0.5
 HALVINGS = 7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WouldDraft:
     """A plan with an EAGLE-3 head beside its rollout."""
 
@@ -33,7 +34,7 @@ class WouldDraft:
     """At the most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StopsPaying:
     """When a plan that drafts is as slow as the same plan without."""
 

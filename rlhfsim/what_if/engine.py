@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import combinations
 from typing import Any
 
+from rlhfsim.record import record
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import Search, SearchResult
 from rlhfsim.search.candidates import Candidate, judged, stale_seconds, value
@@ -48,7 +49,7 @@ TOUCHED: dict[str, frozenset[str]] = {
 """Roles whose price a switch changes; with LoRA the reference shares the weights of the actor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Question:
     """What is asked: the best plan of a request, or one placement under it."""
 
@@ -68,7 +69,7 @@ class Question:
         return models_of(self.request.workload)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Prices:
     """Roles as they were priced for a question that is answered."""
 
@@ -92,7 +93,7 @@ class Prices:
         # bounds of a rollout that never drains enter its prices
         touched = frozenset({"rollout"} if other.stale and not base.stale else ())
         if base.workload != other.workload:
-            switches = [n for n in TOUCHED if switched(base.workload, frozenset({n})) == other.workload]
+            switches = [n for n in TOUCHED if switched(base.workload, {n}) == other.workload]
             if not switches:
                 return None
             touched |= TOUCHED[switches[0]]
@@ -159,7 +160,7 @@ def good(question: Question, prices: Prices | None = None, *, insists: bool = Fa
     return judged(question.request, question.models, question.placement, cutoff=cutoff)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fastest:
     """The question among several whose good plan is the fastest."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, timed
 from rlhfsim.search.planning import plan_of
 from rlhfsim.simulation.pool_figures import level
@@ -53,7 +54,7 @@ def step_of(priced: PricedPlacement) -> Iteration:
     return timed(priced.setting, priced.kv_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PricedPlacement:
     """One placement with its closed form and its ledger."""
 
@@ -68,6 +69,13 @@ class PricedPlacement:
         return tokens if tokens and tokens > 0 else None
 
 
+def memory_of(placement: Placement, workload: Workload, cluster: Cluster) -> Ledger:
+    """The ledger of a placement, as sure as it is near to measured peaks."""
+    models = models_of(workload)
+    doubt = memory_doubt(models, placement.backend, workload, cluster)
+    return ledger(models, placement, workload, cluster, doubt=doubt)
+
+
 def priced_placement(placement: Placement, workload: Workload, cluster: Cluster) -> PricedPlacement:
     """A placement that can exist, with the closed form of its step and its ledger.
 
@@ -77,8 +85,7 @@ def priced_placement(placement: Placement, workload: Workload, cluster: Cluster)
     workload = with_measured(workload, cluster)
     models = models_of(workload)
     check_placement(placement, workload, models, cluster)
-    doubt = memory_doubt(models, placement.backend, workload, cluster)
-    memory = ledger(models, placement, workload, cluster, doubt=doubt)
+    memory = memory_of(placement, workload, cluster)
     kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
     priced = iteration(models, placement, workload, cluster, kv_tokens=kv_tokens)
     setting = CallSetting(models=models, placement=placement, workload=workload, cluster=cluster)
@@ -92,7 +99,7 @@ def planned(priced: PricedPlacement, timed: Iteration, price: float | None) -> P
     return plan_of(candidate, s.workload, s.models, s.cluster, price)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Planned:
     """One priced plan and whether it can run."""
 

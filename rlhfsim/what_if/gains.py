@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import STALE, SWITCHES, Request, switched
 from rlhfsim.search.scope import Scope
@@ -15,8 +16,8 @@ from rlhfsim.specs.frameworks.runs import ANY, Runs, runner_of
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.what_if.engine import ASIDE_WORK, Prices, Question, search_of
-from rlhfsim.what_if.lent_trainer import lent
 from rlhfsim.what_if.points import Change, first_of_each, points
+from rlhfsim.what_if.unasked import lent
 from rlhfsim.what_if.verdict import put_to, refusal
 
 WORTH_A_LINE = 0.01
@@ -27,7 +28,7 @@ named unasked; older samples change most."""
 NEED_ROLLOUT = (*STALE, "fp8", "fp8-kv", "mxfp4", "nvfp4", "rollout-logprobs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Gain:
     """What one choice that does not compete would bring."""
 
@@ -132,8 +133,7 @@ def _gain(name: str, best: Candidate | None, step_s: float, request: Request) ->
     return Gain(
         name=name,
         meaning=meaning,
-        other_work=name in SWITCHES
-        and switched(request.workload, frozenset({name})).lora != request.workload.lora,
+        other_work=name in SWITCHES and switched(request.workload, {name}).lora != request.workload.lora,
         seconds=None if best is None else best.seconds,
         saved=None if best is None else 1 - best.seconds / step_s,
         option=option,
@@ -162,7 +162,7 @@ def _change(name: str, like: Placement) -> Change:
             runs = _runner(request, name)
             request = replace(put_to(request, runs.name if runs else ANY, name), forbid=lean)
         else:
-            work = switched(request.workload, frozenset({name}))
+            work = switched(request.workload, {name})
             request = replace(request, allow=request.allow | {name}, workload=work)
         only, sizes = pools_of(like)
         return replace(question, request=request).scoped(only=only, sizes=sizes)

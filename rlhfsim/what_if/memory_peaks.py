@@ -7,11 +7,11 @@ profile run stands for its rollout.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.memory.residency import Moment, entries, pool_bytes
+from rlhfsim.record import record
 from rlhfsim.simulation.memory_timeline import PoolPeak
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -23,7 +23,7 @@ from rlhfsim.units import format
 from rlhfsim.what_if.estimate import priced_placement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MemoryPeaks:
     """What a plan holds at its fullest."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request, switched
 from rlhfsim.search.requirements import narrowed
@@ -22,7 +23,7 @@ FEWER = (2, 4)
 """Times and parts of the GPUs that are tried: fewer of them may keep a budget."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Meeting:
     """One change under which a good plan (not proven) fits and meets all targets."""
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.record import record
 from rlhfsim.search import clock
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
@@ -31,7 +32,7 @@ LARGER = ("h200_sxm", "b200_sxm", "b300_sxm", "mi300x", "mi325x", "mi355x")
 """Kinds of GPU with more memory than most, by size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Change:
     """Another question, and its name in words."""
 
@@ -88,7 +89,7 @@ def with_memory(cluster: Cluster, factor: float, *, hosts: bool = False) -> Clus
     return changed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Point(Generic[T]):
     """A question on an axis, and its answer."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.explain import kind
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.calibrated import Provenance
@@ -20,7 +21,7 @@ from rlhfsim.what_if.dotted_paths import keys, put
 from rlhfsim.what_if.estimate import estimate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ChangedCoefficient:
     """One coefficient that is another than before."""
 
@@ -37,7 +38,7 @@ class ChangedCoefficient:
         return abs(math.log(self.now.value / self.before.value))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rank:
     """The best plan of a kind, before and now; None where the answer does not list that kind."""
 
@@ -48,7 +49,7 @@ class Rank:
     now: Plan | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Recalibrated:
     """The answer on calibrated profiles beside the one on the profiles before them."""
 

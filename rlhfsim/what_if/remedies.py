@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from math import inf
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.record import record
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
@@ -51,7 +52,7 @@ def shortage(result: SearchResult) -> str | None:
     return f"the nearest plan ({kinds}) misses {format(lacking, 'byte')} per GPU in pool {pool}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Remedy:
     """One change with which something fits, and a good plan under it (not proven)."""
 

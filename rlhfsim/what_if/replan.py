@@ -6,7 +6,7 @@ shows it (coefficients that both rest on cancel, what_if.risk). The run itself k
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from rlhfsim.calibration.fit import Calibration
@@ -14,6 +14,7 @@ from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import cluster_with, with_lengths
 from rlhfsim.calibration.profile_writer import biases_after, provenance, workload_after
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.what_if.design import design
@@ -27,7 +28,7 @@ SURE = 0.9
 """Probability from which another plan is called better."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Replanned:
     """The plan that runs against the best one, on the profile as the run shows it."""
 

@@ -3,23 +3,33 @@
 Kinds: each other architecture, however its roles share the GPUs; the architecture of the best plan with roles
 that share them otherwise; and the best plan of each other workload that the allowed switches make. What a
 part may still hold is known: `TOLERANCE` where its search ended, more where a time limit ended it.
+
+The best plan may have a part that nobody has run: one of parts that ran stands in its place where it is
+little slower.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import get_args
 
+from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, judged, value
+from rlhfsim.search.options import Wish
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
+from rlhfsim.search.scope import Scope
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.engine import Prices, Question, answer, variants
 
 TOLERANCE = 0.01
 """Share by which the best plan of a kind may be better than the one that is shown."""
@@ -27,7 +37,7 @@ ARCHITECTURES = get_args(Architecture)
 ROLE_PLACEMENTS = ("colocated", "split", "standalone")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rival:
     """The best plan of a kind."""
 
@@ -37,7 +47,7 @@ class Rival:
     """Share by which a plan of its kind could still be better; None: it was met, and nothing is proven."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlanKind:
     """A kind of plan."""
 
@@ -126,3 +136,41 @@ class Rivals:
             return start
         request, steps = replace(self.request, workload=workload), result.search.steps
         return judged(request, models_of(workload), start.placement, steps=steps)
+
+
+WORTH = 0.1
+"""Share of the step, or bytes, that a part which was only written must save to be recommended."""
+ONE_STAGE = Scope(
+    wishes=(Wish(roles=frozenset({"rollout"}), holds=lambda role: role.layout.pp == 1),), rivals=False
+)
+"""Plans whose rollout is not pipelined."""
+
+
+def of_parts_that_ran(request: Request, best: Rival, prices: Prices) -> Rival | None:
+    """The best plan whose parts have run; None where `best` is one, or none comes within `WORTH` of it."""
+    if not _only_written(request, best):
+        return None
+    limit, found = value(request, best.candidate) * (1 + WORTH), None
+    for workload in variants(request):
+        question = Question(request=replace(request, workload=workload), scope=ONE_STAGE)
+        candidate = answer(question.scoped(below=math.nextafter(limit, math.inf)), prices).best
+        if candidate is None:
+            continue
+        rival = Rival(workload=workload, candidate=candidate, gap=None)
+        if not _only_written(request, rival):
+            limit, found = value(request, candidate), rival
+    return found
+
+
+def _only_written(request: Request, rival: Rival) -> tuple[str, ...]:
+    return only_written(request, plan_for(replace(request, workload=rival.workload), rival.candidate))
+
+
+def only_written(request: Request, plan: Plan) -> tuple[str, ...]:
+    """Parts of a plan that its framework has, and that nobody has run."""
+    if request.runs is None:
+        return ()
+    known = request.runs.known(
+        plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node
+    )
+    return tuple(part for part, how in known.items() if how == "written only")

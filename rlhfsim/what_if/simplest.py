@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import chain, combinations
 from operator import and_, eq
 
 from rlhfsim.elementwise import Size, where
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, value
 from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven, zero_stages
 from rlhfsim.search.excluded import skeleton_of
@@ -51,7 +52,7 @@ RISKS = (SAFE, 0.02, 0.05)
 # --- rules ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rule:
     """One more wish for simplicity."""
 
@@ -177,8 +178,9 @@ def _precise(best: Candidate, prices: Prices, at_most: float) -> tuple[Candidate
     """
     request = prices.request
     anything = Question(request=request, scope=ALONE)
-    if _sums_at_most(BF16_SUMS[0], request).obeyed(best.placement):
-        return best, _sums_at_most(BF16_SUMS[0], request).ask(anything)
+    few = _sums_at_most(BF16_SUMS[0], request)
+    if few.obeyed(best.placement):
+        return best, few.ask(anything)
     most = math.inf if request.objective == "memory" else math.nextafter(at_most, math.inf)
     in_time = anything.scoped(below=most)
     precise = _with_few_sums(best, in_time, prices)

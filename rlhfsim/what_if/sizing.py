@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.pareto import undominated
 from rlhfsim.search.planning import asked_again, plan_for
@@ -42,7 +43,7 @@ from rlhfsim.units import HOUR
 from rlhfsim.what_if.engine import Question, answer
 from rlhfsim.what_if.points import Change, points, setting
 from rlhfsim.what_if.risk.odds import UNTARGETED, Odds, Targets
-from rlhfsim.what_if.usual_trainer import assumed_trainer, trained
+from rlhfsim.what_if.usual_trainer import trained, with_trainer
 
 Aim = Literal["gpus", "cost"]
 Outcome = Literal["meets", "misses", "too slow", "does not fit", "skipped", "no better"]
@@ -60,7 +61,7 @@ LEAST_S = 0.1
 """Longest search of a size for which nothing is left."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trial:
     """One size of one kind of GPU."""
 
@@ -87,7 +88,7 @@ class Trial:
         return self.gpus, p.step_s, math.inf if p.usd_per_step is None else p.usd_per_step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BreakEvenPrice:
     """The price at which another kind of GPU costs as little."""
 
@@ -99,7 +100,7 @@ class BreakEvenPrice:
     """What it costs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sizing:
     """The answer and everything that was tried."""
 
@@ -113,7 +114,7 @@ class Sizing:
     GPUs are asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Size:
     """One number of GPUs with its best plan."""
 
@@ -124,7 +125,7 @@ class Size:
     """Share of the step by which an unexplored plan could be shorter; above 0 where time ran out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sizes:
     """What was tried beside the plan's own size, ascending."""
 
@@ -297,8 +298,7 @@ def attempt(request: Request, limit: float = math.inf, targets: Targets = UNTARG
     others = (c for c in result.rivals if targets.confidence and c.seconds <= limit)
     tried: list[Trial] = []
     for candidate in (result.best, *others):
-        plan = plan_for(request, candidate)
-        plan = replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
+        plan = with_trainer(plan_for(request, candidate), request)
         tried.append(_judged(replace(trial, plan=plan), plan, request, targets))
         if tried[-1].outcome == "meets":
             return tried[-1]

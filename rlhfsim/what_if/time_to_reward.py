@@ -14,7 +14,7 @@ another batch; a curve beyond its last row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from pydantic import Field
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
@@ -58,7 +59,7 @@ CRITICAL = Coefficient(
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Learning:
     """The file of `--learning`."""
 
@@ -79,7 +80,7 @@ class Learning:
     """Batches that compete, in prompts; none: that of the question."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Reached:
     """One schedule with one batch."""
 
@@ -102,7 +103,7 @@ class Reached:
         return float(np.quantile(self.seconds, share))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TimeToReward:
     """The answer."""
 

@@ -4,21 +4,31 @@ Our executor runs it, a production framework a large policy (`leader`). The back
 of most of the framework's own examples of the model's kind and size (`Runs.usual_trainer`), unless it refuses
 the question, nothing fits with it, or another one is faster by more than the model's error. Large dense
 policies and mixtures of experts stay with what is run at their size, however fast another one may be.
+
+The plan of the other side stands beside it: what `rlhfsim launch` runs next to the best production framework
+of which runs were compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
+from rlhfsim.plan import Plan
 from rlhfsim.search import clock
+from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
-from rlhfsim.specs.frameworks.runs import LARGE_TRAINER
+from rlhfsim.search.scope import ALONE
+from rlhfsim.search.space import pools_of
+from rlhfsim.specs.frameworks.runs import LARGE_TRAINER, OWN, framework
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.measured import model_error
-from rlhfsim.what_if.engine import fastest
+from rlhfsim.what_if.engine import Question, fastest, good
+from rlhfsim.what_if.points import points, setting
 from rlhfsim.what_if.verdict import measured_frameworks, production, put_to, put_to_each_backend, refusal
 
 LARGE_DENSE = 100e9
@@ -85,6 +95,11 @@ def _of_size(request: Request) -> Iterator[Request]:
         yield from [asked for asked in every if asked.backend == LARGE_TRAINER] or every
 
 
+def with_trainer(plan: Plan, request: Request) -> Plan:
+    """The plan with by what it trains though nobody asked for it."""
+    return replace(plan, assumed=(*plan.assumed, *assumed_trainer(request)))
+
+
 def assumed_trainer(request: Request) -> tuple[str, ...]:
     """By what a plan trains though nobody asked for it, in a sentence; empty where the question names it."""
     if request.backend_by in ("option", "all open", "left open") or request.runs is None:
@@ -102,3 +117,21 @@ def assumed_trainer(request: Request) -> tuple[str, ...]:
         "fit": f"no plan of {usual}, as in {most}, fits what is asked",
     }
     return (f"trained by {taken}: {why[request.backend_by]}",)
+
+
+def beside(request: Request, like: Placement) -> Plan | None:
+    """A good plan (not proven) of the other side, layouts free; on the pools of `like` where one fits there.
+
+    That is the most often compared production framework that runs it where our executor's plan leads, and
+    our executor where another framework's does.
+    """
+    if request.runs is None:
+        return None
+    own = framework(OWN)
+    request = replace(request, fix={}, limits=request.hardware_limits)
+    others = put_to_each_backend(request, own) if request.runs is not own else production(request)
+    axis = [setting("", {"request": other}) for other in others]
+    free, (only, sizes) = Question(request=request, scope=ALONE), pools_of(like)
+    some = (points(asked, axis, good) for asked in (free.scoped(only=only, sizes=sizes), free))
+    found = next(chain.from_iterable(some), None)
+    return None if found is None else plan_for(found.question.request, found.answer)

@@ -7,7 +7,7 @@ with what the doctor says of its configuration; what is wrong is said once a cau
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +22,10 @@ from rlhfsim.interchange.logs.records import Log
 from rlhfsim.interchange.logs.said import said_of
 from rlhfsim.interchange.rlhfsim.metrics import executor_of
 from rlhfsim.plan import Plan, read_plan
+from rlhfsim.record import record
 from rlhfsim.run_folder import METRICS, PLAN, inputs_folder
 from rlhfsim.specs.hardware.profiles import load_profile
-from rlhfsim.what_if.doctor.of_log import baseline_of_log, baseline_of_plan
+from rlhfsim.what_if.doctor.of_run import baseline_of_log, baseline_of_plan
 
 FIRST = 5
 """Whole steps after which a run is judged."""
@@ -32,7 +33,7 @@ AHEAD = 100
 """Steps that are looked ahead where nobody says how many the run has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Notice:
     """Something that a watch says besides figures."""
 
@@ -40,7 +41,7 @@ class Notice:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Judgement:
     """How the run compares with its plan."""
 

@@ -9,15 +9,16 @@ GPUs names the byte that is in the way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
-from typing import cast
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.memory.ledger import Ledger, ledger
+from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, risk, value
 from rlhfsim.search.certificate import Certificate
@@ -26,14 +27,13 @@ from rlhfsim.search.explain import Term, terms
 from rlhfsim.search.planning import plan_for
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import STALE, SWITCHES, Limit, Request, limited, switched
+from rlhfsim.search.space import Partition
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.specs.placement.weight_paths import WeightPath
-from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.engine import Prices, Question, answers, good
-from rlhfsim.what_if.framework_rules import rules_broken
+from rlhfsim.what_if.estimate import memory_of
 from rlhfsim.what_if.points import Line, asking, edge, geometric, with_memory
-from rlhfsim.what_if.verdict import refusal
+from rlhfsim.what_if.verdict import refusal, rules_broken
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)
 """Factors of memory at which the nearest plan is looked for."""
@@ -44,7 +44,7 @@ FORBID_PREFIX = "no-"
 ROLES = ("colocated", "split", "standalone")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Alternative:
     """A choice, or a plan, that is compared with the answer."""
 
@@ -60,35 +60,20 @@ class Alternative:
     """The rule that it breaks whatever else is chosen; None: none is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingBytes:
-    """The byte that does not fit."""
-
-    phase: str
-    pool: str
-    role: str
-    component: str
-    """The largest entry of that role and moment."""
-    bytes: float
-    """On the fullest GPU (of a node for host memory) at that moment."""
-    component_bytes: float
-    capacity: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WhyNot:
     """An alternative against the answer."""
 
     choice: str
-    plan: Plan | None
+    plan: Plan | None = None
     """The best plan with this choice; None when nothing fits."""
-    same: bool
+    same: bool = False
     """Whether that is the answer itself."""
-    terms: tuple[Term, ...]
+    terms: tuple[Term, ...] = ()
     """Seconds by call of the answer and of this plan, the largest difference first."""
     certificate: Certificate
-    missing: MissingBytes | None = None
-    """Where nothing fits: what the nearest plan lacks."""
+    missing: Ledger | None = None
+    """Where nothing fits: that of the nearest plan, as far as GPUs lack bytes."""
     reason: str | None = None
     """Where nothing fits, in words."""
     given: bool = False
@@ -130,35 +115,34 @@ def named_plan(request: Request, text: str, names: Sequence[str], limits: Sequen
 
 
 def _chosen(request: Request, name: str) -> Question:
-    open_to = request.forbid - {name}
-    free = replace(request, forbid=open_to, architecture=None)
+    changed: dict[str, Any] = {"forbid": request.forbid - {name}}
+    only: list[Callable[[Partition], bool]] = []
     if name in STALE:
-        return Question(request=replace(free, allow=request.allow | {name}, architecture=name))
-    if name in SWITCHES:
-        work = switched(request.workload, frozenset({name}))
-        return Question(request=replace(request, forbid=open_to, allow=request.allow | {name}, workload=work))
-    if name in ("naive", "smart", "hybrid", "disaggregated"):
-        return Question(request=replace(free, architecture=name, weight_path=None))
-    if name in ROLES:
-        request = replace(request, forbid=open_to)
-        return Question(request=request).scoped(only=lambda partition: partition.role_placement == name)
-    if name == "streaming":
-        return Question(request=free).scoped(only=lambda partition: partition.schedule.streaming)
-    if name in BACKENDS:
-        return Question(
-            request=replace(request, backend=name, framework=None, fix={}, limits=request.hardware_limits)
-        )
-    if name.startswith(FORBID_PREFIX):
-        forbid = request.forbid | {name.removeprefix(FORBID_PREFIX)}
-        return Question(request=replace(request, forbid=forbid))
-    if name == "lora" and request.workload.lora is None:
+        changed |= {"allow": request.allow | {name}, "architecture": name}
+    elif name in SWITCHES:
+        work = switched(request.workload, {name})
+        changed |= {"allow": request.allow | {name}, "workload": work}
+    elif name in ("naive", "smart", "hybrid", "disaggregated"):
+        changed |= {"architecture": name, "weight_path": None}
+    elif name in ROLES:
+        only.append(lambda partition: partition.role_placement == name)
+    elif name == "streaming":
+        changed["architecture"] = None
+        only.append(lambda partition: partition.schedule.streaming)
+    elif name in BACKENDS:
+        changed = {"backend": name, "framework": None, "fix": {}, "limits": request.hardware_limits}
+    elif name.startswith(FORBID_PREFIX):
+        changed = {"forbid": request.forbid | {name.removeprefix(FORBID_PREFIX)}}
+    elif name == "lora" and request.workload.lora is None:
         raise RlhfsimError(
             "missing-lora",
             "weight path lora moves adapters only, and no adapters are trained",
             help="--why-not lora compares training adapters",
         )
-    path = cast(WeightPath, name)  # checked where options are read
-    return Question(request=replace(free, weight_path=path))
+    else:
+        changed |= {"architecture": None, "weight_path": name}
+    question = Question(request=replace(request, **changed))
+    return question.scoped(only=only[0]) if only else question
 
 
 # --- the answer -------------------------------------------------------------------------------------
@@ -212,12 +196,13 @@ def _given(alternative: Alternative, chosen: Plan, best: Candidate, prices: Pric
     certificate = Certificate(space=sum(counts.values()), **counts)
     candidate = None if exclusion.kind in ("refused", "does_not_fit") else good(question)
     if candidate is not None:
-        other = _compared(alternative, chosen, candidate, certificate)
-        return replace(other, given=True, exclusion=exclusion)
-    empty = _without_plan(alternative, certificate)
+        return replace(
+            _compared(alternative, chosen, candidate, certificate), given=True, exclusion=exclusion
+        )
     unfit = exclusion.kind == "does_not_fit"
-    return replace(
-        empty,
+    return WhyNot(
+        choice=alternative.text,
+        certificate=certificate,
         given=True,
         exclusion=exclusion,
         reason=exclusion.text,
@@ -226,19 +211,13 @@ def _given(alternative: Alternative, chosen: Plan, best: Candidate, prices: Pric
 
 
 def _memory(question: Question, placement: Placement) -> Ledger:
-    work, cluster = question.request.workload, question.request.cluster
-    doubt = memory_doubt(question.models, question.request.backend, work, cluster)
-    return ledger(question.models, placement, work, cluster, doubt=doubt)
-
-
-def _without_plan(alternative: Alternative, certificate: Certificate) -> WhyNot:
-    return WhyNot(choice=alternative.text, plan=None, same=False, terms=(), certificate=certificate)
+    return memory_of(placement, question.request.workload, question.request.cluster)
 
 
 def _refused(alternative: Alternative, certificate: Certificate, rule: str) -> WhyNot:
     exclusion = Exclusion(kind="refused", text=rule) if alternative.exact else None
-    empty = _without_plan(alternative, certificate)
-    return replace(empty, reason=f"no plan of the space has it: {rule}", exclusion=exclusion)
+    reason = f"no plan of the space has it: {rule}"
+    return WhyNot(choice=alternative.text, certificate=certificate, reason=reason, exclusion=exclusion)
 
 
 def _refusal(alternative: Alternative, pricer: Pricer) -> str:
@@ -266,7 +245,7 @@ def _nothing(
         return _refused(alternative, certificate, _refusal(alternative, result.pricer))
     if (rule := next(rules_broken(question.request), None)) is not None:
         return _refused(alternative, certificate, rule)
-    empty = _without_plan(alternative, certificate)
+    empty = WhyNot(choice=alternative.text, certificate=certificate)
     near = nearest(question)
     if near is None:
         return replace(empty, reason=f"nothing fits, not even with {ROOMIER[-1]:g} times the memory")
@@ -294,17 +273,6 @@ def nearest(question: Question) -> Placement | None:
     return None
 
 
-def missing(memory: Ledger) -> MissingBytes | None:
-    """The moment, role and component that exceed a GPU; None where it is the host, engine or risk."""
-    peak, entry = memory.peak, memory.peak_entry
-    if peak.bytes <= peak.capacity:
-        return None
-    return MissingBytes(
-        phase=peak.name,
-        pool=peak.pool,
-        role=entry.role,
-        component=entry.component,
-        bytes=peak.bytes,
-        component_bytes=entry.bytes,
-        capacity=peak.capacity,
-    )
+def missing(memory: Ledger) -> Ledger | None:
+    """The ledger whose fullest phase exceeds a GPU; None where it is the host, engine or risk."""
+    return memory if memory.peak.bytes > memory.peak.capacity else None

@@ -13,10 +13,11 @@ Not known here: what a sample teaches. Half the samples a step is half the data,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal
 
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.workload.lengths import AnyLengths, stats
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
@@ -24,7 +25,7 @@ By = Literal["work", "sample", "token"]
 """What two amounts are compared by: as they are, where the work is the same, else per sample or token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepWork:
     """What is learnt from what in a step; with `steps` or `target` over a run. Equal work competes."""
 

@@ -35,7 +35,7 @@ def of_file(role: str, name: str, value: object) -> Request:
         "workload": {"algorithm": "ppo", "model": "8b"},
         "request": {"fix": {role: {name: value}}},
     }
-    source, _ = read_scenario({"title": "one field", "base": base})
+    source = read_scenario({"title": "one field", "base": base})
     return Cases(document_of(source), source, None).base.request
 
 

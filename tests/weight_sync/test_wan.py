@@ -36,7 +36,7 @@ from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.weight_sync.endpoints import PoolPair, Route, route
 from rlhfsim.weight_sync.weight_sync import VARIANTS
 from rlhfsim.what_if.plan_files import cluster_of
-from rlhfsim.what_if.sent_changes import sent_changes
+from rlhfsim.what_if.unasked import sent_changes
 from rlhfsim.what_if.verdict import refusal
 
 LINK = WanLink(rtt=0.06, bandwidth=1.25e9, loss=1e-3, streams=16)

@@ -18,9 +18,8 @@ from rlhfsim.interchange.configuration.configuration import configuration_named
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.present.answers.doctor import page
 from rlhfsim.present.answers.tree import Listing
-from rlhfsim.what_if.doctor.case import Case, bare, judged
+from rlhfsim.what_if.doctor.case import Case, bare, findings, judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
-from rlhfsim.what_if.doctor.findings import findings
 
 ROOT = Path(__file__).parents[2]
 ROLL, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"

@@ -12,7 +12,7 @@ from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import design
-from rlhfsim.what_if.framework_rules import rules_broken
+from rlhfsim.what_if.verdict import rules_broken
 
 WORK = Workload(
     algorithm="grpo",

@@ -13,7 +13,7 @@ from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.what_if import left_open
+from rlhfsim.what_if import planned
 from rlhfsim.what_if.planned import best_of
 
 
@@ -93,7 +93,7 @@ def test_plans_of_ours_are_as_searched() -> None:
 
 
 def test_defaults_are_given_up_one_after_the_other() -> None:
-    assert list(left_open._tried(["a", "b", "c", "d"])) == [
+    assert list(planned._tried(["a", "b", "c", "d"])) == [
         ["a", "b", "c", "d"],
         ["b", "c", "d"],
         ["a", "c", "d"],
@@ -112,4 +112,4 @@ def test_defaults_are_given_up_one_after_the_other() -> None:
     ],
 )
 def test_a_field_is_left_open_unless_its_role_says_it(field: str, fix: dict[str, Any], said: bool) -> None:
-    assert left_open._said(field, asked("nemo-rl", "megatron", fix=fix)) == said
+    assert planned._said(field, asked("nemo-rl", "megatron", fix=fix)) == said

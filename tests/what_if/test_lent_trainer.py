@@ -6,8 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from rlhfsim.plan import Plan
 from rlhfsim.present.verdict_lines import lending
 from rlhfsim.search.request import Request
@@ -25,7 +23,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.estimate import planned, priced_placement
-from rlhfsim.what_if.lent_trainer import WORTH, lent_trainer
+from rlhfsim.what_if.unasked import WORTH, lent_trainer
 
 WORK = Workload(
     algorithm="grpo",
@@ -62,8 +60,7 @@ def test_a_trainer_that_waits_long_is_worth_lending() -> None:
     plan, question = waiting(1, 7)
     found = lent_trainer(plan, question)
     assert found is not None
-    assert found.saved == pytest.approx(1 - found.step_s / plan.prediction.step_s)
-    assert found.saved >= WORTH
+    assert 1 - found.seconds / plan.prediction.step_s >= WORTH
     answer: Any = SimpleNamespace(request=question)
     [line] = lending(plan, answer)
     assert line.endswith("--allow lend")

@@ -17,12 +17,12 @@ ASKED = Request(
 
 
 def test_an_allowed_switch_that_saves_memory_is_part_of_the_nearest_plan() -> None:
-    work, placement, memory = _nearest(ASKED)
-    assert work is not None
+    near = _nearest(ASKED)
+    assert near is not None
+    work, peak = near.setting.workload, near.memory.peak
     assert work.lora is not None
-    assert placement is not None
-    assert memory is not None
-    assert memory.peak.bytes > memory.peak.capacity
+    assert near.setting.placement.actor is not None
+    assert peak.bytes > peak.capacity
     planned = best_of(ASKED)
     assert planned.plan is not None
     assert planned.plan.workload == work

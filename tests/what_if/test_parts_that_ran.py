@@ -10,9 +10,9 @@ import rlhfsim
 from rlhfsim.present.verdict_lines import choice
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.what_if import parts_that_ran
+from rlhfsim.what_if import rivals
 from rlhfsim.what_if.design import Design
-from rlhfsim.what_if.parts_that_ran import WORTH, only_written
+from rlhfsim.what_if.rivals import WORTH, only_written
 
 WRITTEN = frozenset({"fp8", "fp8-kv", "adam8bit"})
 """Switches whose parts need a GPU in our own executor."""
@@ -58,7 +58,7 @@ def test_what_the_faster_plan_asks_for_is_said() -> None:
 
 
 def test_a_part_that_saves_more_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_that_ran, "WORTH", 0.05)
+    monkeypatch.setattr(rivals, "WORTH", 0.05)
     answer = designed.__wrapped__(8, "qwen3-8b", "grpo", frozenset({"fp8", "fp8-kv"}))
     assert answer.chosen is not None
     assert only_written(answer.request, answer.chosen)

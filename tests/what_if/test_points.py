@@ -112,7 +112,7 @@ def test_only_keeps_points_by_name_and_drops_what_is_not_about_them() -> None:
         only=["spot*"],
     )
     assert [p.name for p in found.points] == ["spot a"]
-    assert (found.break_evens, found.inputs) == ((), ())
+    assert (found.break_evens, found.inputs) == ((), {})
 
 
 BAD: list[tuple[dict[str, Any], str, str, str]] = [

@@ -24,7 +24,7 @@ from rlhfsim.what_if.purchase.document import (
     shipped,
     terms_of,
 )
-from rlhfsim.what_if.purchase.supply import RunOption, purchase
+from rlhfsim.what_if.purchase.supply import JobMix, RunOption, purchase
 from rlhfsim.what_if.risk.step import DRAWS
 
 WORK = Workload(algorithm="grpo", model="0.5b", reward=Reward(rules=Rules()))
@@ -70,9 +70,13 @@ def option(hours: float, gpus: int = 8, spread: float = 0.0) -> RunOption:
     return RunOption(job="chat", gpu="h100_sxm", gpus=gpus, hours=hours, in_time=1.0, drawn_h=drawn)
 
 
-def solved(asked: Portfolio, *options: RunOption, **more: Any) -> Any:
+def mix(asked: Portfolio, options: tuple[RunOption, ...]) -> JobMix:
     profiles = profiles_of(asked)
-    return purchase(asked, terms_of(asked, profiles), profiles, options, **more)
+    return JobMix(portfolio=asked, terms=terms_of(asked, profiles), profiles=profiles, options=options)
+
+
+def solved(asked: Portfolio, *options: RunOption, **more: Any) -> Any:
+    return purchase(mix(asked, options), **more)
 
 
 # --- three cases by hand ------------------------------------------------------------------------------
@@ -189,8 +193,7 @@ def test_an_unknown_figure_is_refused_with_the_known_ones() -> None:
 
 
 def decision(asked: Portfolio, *options: RunOption) -> Decision:
-    profiles = profiles_of(asked)
-    return decided(asked, terms_of(asked, profiles), profiles, options, 0.8)
+    return decided(mix(asked, options), 0.8)
 
 
 def test_runs_that_fit_one_after_the_other_are_all_in_time() -> None:

@@ -20,10 +20,11 @@ ASKED = Request(cluster=rlhfsim.parse_cluster(1, "h100"), workload=WORK, forbid=
 def test_what_is_missing_and_what_would_fit_is_tried() -> None:
     answer = design(ASKED)
     assert answer.chosen is None
-    lacks = answer.missing
-    assert lacks is not None
+    memory = answer.missing
+    assert memory is not None
+    lacks = memory.peak
     assert lacks.bytes > lacks.capacity == ASKED.cluster.node_group.profile.usable_memory.value
-    assert lacks.role in ("actor", "reference", "reward", "rollout")
+    assert memory.peak_entry.role in ("actor", "reference", "reward", "rollout")
     names = [remedy.change for remedy in answer.remedies]
     assert answer.remedy == names[0] == "without --forbid offload"
     assert "--allow lora" in names

@@ -26,7 +26,7 @@ from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.risk.choice import likeliest
 from rlhfsim.what_if.risk.odds import money_of_step, odds, probability, quantiles
-from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.risk.run import Outlook
 from rlhfsim.what_if.risk.step import StepLaw, law_of, normals, probability_faster, two_sided
 
 GPUS = 2
@@ -131,7 +131,7 @@ def test_what_two_plans_rest_on_cancels_and_what_one_adds_does_not() -> None:
 
 
 def test_probabilities_grow_with_time_and_money_and_shrink_with_the_run(plan: Plan) -> None:
-    look = outlook(plan, cluster(), 1000)
+    look = Outlook(plan, cluster(), 1000)
     step, run = plan.prediction.step_s, 1000 * plan.prediction.step_s
     for text, values in (
         ("step_time<{}s", [0.5 * step, 0.8 * step, step, 1.2 * step, 3 * step]),
@@ -143,14 +143,14 @@ def test_probabilities_grow_with_time_and_money_and_shrink_with_the_run(plan: Pl
         assert rising == sorted(rising), text  # type: ignore[type-var]
         assert rising[0] < 0.1 < 0.9 < rising[-1], text  # type: ignore[operator]
     same = requirement(f"time_of_run<{run}s")
-    longer = [probability(same, outlook(plan, cluster(), n)) for n in (900, 1000, 1100, 1300)]
+    longer = [probability(same, Outlook(plan, cluster(), n)) for n in (900, 1000, 1100, 1300)]
     assert longer == sorted(longer, reverse=True)  # type: ignore[type-var]
 
 
 def test_failures_take_the_time_that_their_rate_says(plan: Plan) -> None:
     one, many = (replace(cluster(), node_groups=(replace(cluster().node_group, gpus=n),)) for n in (2, 16384))
     sure = replace(plan, prediction=replace(plan.prediction, step_s=60, low_s=60, high_s=60))
-    calm, busy = (outlook(sure, c, 10_000).run_s for c in (one, many))
+    calm, busy = (Outlook(sure, c, 10_000).run_s for c in (one, many))
     assert np.mean(calm) == pytest.approx(600_000, rel=0.01)
     # 16,384 GPUs: a failure every 3.1 h (2110 d / 16384), some 54 in 7 days, each with its restart
     assert 1.1 * 600_000 < np.mean(busy) < 1.4 * 600_000
@@ -163,7 +163,7 @@ def test_a_plan_keeps_the_price_that_it_was_made_with_and_its_cost_a_range(plan:
     price = rented.hardware[0].price
     assert price == market_price("h100_sxm", "spot")
     assert cluster_of(rented).node_group.profile.price == price
-    low, middle, high = money_of_step(outlook(rented, cluster_of(rented))) or (0.0, 0.0, 0.0)
+    low, middle, high = money_of_step(Outlook(rented, cluster_of(rented))) or (0.0, 0.0, 0.0)
     usd = rented.prediction.usd_per_step
     assert usd is not None
     assert low < usd < high
@@ -175,16 +175,16 @@ def test_a_plan_keeps_the_price_that_it_was_made_with_and_its_cost_a_range(plan:
 def test_all_together_is_no_likelier_than_each_and_what_is_certain_is_not_drawn(plan: Plan) -> None:
     step = plan.prediction.step_s
     asked = [requirement(t) for t in (f"step_time<{step}s", "cost_per_step<0.02", "memory<70GB", "oom<5%")]
-    answer = odds(asked, outlook(plan, cluster()))
+    answer = odds(asked, Outlook(plan, cluster()))
     each = [v.probability for v in answer.verdicts]
     assert each[-1] is None
     assert answer.together <= min(p for p in [*each[:-1], answer.fits] if p is not None)
-    drawn = outlook(
+    drawn = Outlook(
         replace(plan, workload=replace(plan.workload, response_len=LogNormal(mean=1024, max=4096))),
         cluster(),
         1,
     )
-    assert np.std(np.log(drawn.step_s)) > np.std(np.log(outlook(plan, cluster(), 1).step_s))
+    assert np.std(np.log(drawn.step_s)) > np.std(np.log(Outlook(plan, cluster(), 1).step_s))
 
 
 def test_the_plan_that_most_likely_meets_what_is_asked_is_chosen_among_equal_work_near_the_fastest(

@@ -13,7 +13,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.workload.workload import Lora
-from rlhfsim.what_if.sent_changes import WORTH, sent_changes
+from rlhfsim.what_if.unasked import WORTH, sent_changes
 
 RECIPE = Path(__file__).parents[2] / "scenarios/recipes/areal-gsm8k-grpo.yaml"
 

@@ -20,9 +20,8 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.measured import compared, model_error
 from rlhfsim.what_if.choose import ClusterOption, _rank
 from rlhfsim.what_if.engine import Question, good
-from rlhfsim.what_if.side_by_side import beside
 from rlhfsim.what_if.sizing import attempt
-from rlhfsim.what_if.usual_trainer import assumed_trainer, is_large, leader, trained
+from rlhfsim.what_if.usual_trainer import assumed_trainer, beside, is_large, leader, trained
 from rlhfsim.what_if.verdict import measured_frameworks
 
 SMALL = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4)

@@ -110,11 +110,12 @@ def test_where_nothing_fits_the_byte_that_is_in_the_way_is_named() -> None:
     found = only(FULL, alternative(FULL, "no-offload", "no-offload"))
     assert found.plan is None
     assert found.missing is not None
-    assert found.missing.bytes > found.missing.capacity
-    assert found.missing.component_bytes <= found.missing.bytes
-    assert found.missing.role in ("actor", "rollout", "reference")
+    peak, entry = found.missing.peak, found.missing.peak_entry
+    assert peak.bytes > peak.capacity
+    assert entry.bytes <= peak.bytes
+    assert entry.role in ("actor", "rollout", "reference")
     assert found.reason is not None
-    assert found.missing.phase in found.reason
+    assert peak.name in found.reason
 
 
 def test_a_choice_that_no_plan_has_says_which_rule_it_breaks() -> None:
@@ -172,7 +173,7 @@ def test_a_complete_plan_that_does_not_fit_names_the_byte() -> None:
     assert found.exclusion is not None
     assert found.exclusion.kind == "does_not_fit"
     assert found.missing is not None
-    assert found.missing.bytes > found.missing.capacity
+    assert found.missing.peak.bytes > found.missing.peak.capacity
 
 
 def given(placement: Placement, request: Request = SMALL) -> Alternative:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
 from rlhfsim.present.answers.kinds import BYTES, DECIMALS, NAME, NUMBER, SECONDS, SHARE, TENTHS
 from rlhfsim.present.answers.tree import Block, Column, Note, TypedTable, table_of
@@ -15,7 +16,7 @@ from rlhfsim.present.words import component_text, layout_labels, percent, size
 from rlhfsim.search.explain import CLEAR, Term, kind
 from rlhfsim.search.pareto import FrontPoint
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.what_if.why_not import MissingBytes, WhyNot
+from rlhfsim.what_if.why_not import WhyNot
 
 ROWS = 5
 """Terms that a table shows."""
@@ -81,12 +82,13 @@ def _peak(plan: Plan, what: str = "") -> str:
     return f"{size(p.peak_memory_bytes)} in {p.peak_phase}, {percent(p.probability_out_of_memory)}{what}"
 
 
-def missing_text(m: MissingBytes) -> str:
+def missing_text(memory: Ledger) -> str:
     """`lacks 47 GB per GPU in actor.train: 132 GB of 85 GB, 70 GB of them weights of actor`."""
+    m, entry = memory.peak, memory.peak_entry
     return (
         f"the plan that comes nearest lacks {size(m.bytes - m.capacity)} per GPU in pool {m.pool}, in "
-        f"{m.phase}: {size(m.bytes)} of {size(m.capacity)}, {size(m.component_bytes)} of them "
-        f"{component_text(m.component)} of {m.role}"
+        f"{m.name}: {size(m.bytes)} of {size(m.capacity)}, {size(entry.bytes)} of them "
+        f"{component_text(entry.component)} of {entry.role}"
     )
 
 
@@ -126,10 +128,11 @@ def whynot_dict(other: WhyNot, best: Plan, chosen: Plan) -> dict[str, Any]:
     }
 
 
-def missing_dict(missing: MissingBytes) -> dict[str, Any]:
+def missing_dict(memory: Ledger) -> dict[str, Any]:
     """The byte that does not fit, for machines."""
-    names = ("phase", "pool", "role", "component", "bytes", "component_bytes")
-    return {**fields(missing, *names), "capacity_bytes": missing.capacity}
+    peak, entry = memory.peak, memory.peak_entry
+    where = {"phase": peak.name, "pool": peak.pool, **fields(entry, "role", "component"), "bytes": peak.bytes}
+    return {**where, "component_bytes": entry.bytes, "capacity_bytes": peak.capacity}
 
 
 # --- the front --------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
-"""A configuration as the doctor is given it, and a plan of what it says under any change of its keys."""
+"""A configuration as the doctor is given it, a plan of what it says under any change of its keys, and what
+stands out in it: rules of its framework, and what its ledger is full of."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.finding import Finding
 from rlhfsim.interchange.carried import NODE_GPUS, OVERSUBSCRIPTION, UNSAID, planned_fields, planned_workload
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import Lengths, RunDescription, RunSpecs, setup
@@ -16,8 +18,10 @@ from rlhfsim.interchange.configuration.served_reward import SERVED_REWARD
 from rlhfsim.interchange.configuration.settings import NAMED_MODEL, PLANNED_MODEL, FrameworkSettings
 from rlhfsim.interchange.export import exporter
 from rlhfsim.interchange.table import bare
+from rlhfsim.memory.findings import host_findings, logits_findings, sleep_findings
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.what_if.doctor import certainty
 from rlhfsim.what_if.estimate import planned, priced_placement, step_of
@@ -54,7 +58,7 @@ def check_model(settings: FrameworkSettings, name: str) -> None:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Case:
     """One configuration and what is said besides it."""
 
@@ -157,7 +161,7 @@ class Case:
                 yield f"{name} of {mean:,.0f} tokens on average ({share})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Described:
     """What a configuration says."""
 
@@ -167,7 +171,7 @@ class Described:
     specs: RunSpecs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Judged:
     """What a configuration says, priced."""
 
@@ -213,3 +217,14 @@ def judged(described: Described, price: float | None) -> Judged:
     risk = certainty.said(certainty.computed(priced.memory), specs.cluster.framework or certainty.OTHERS)
     plan = replace(plan, prediction=replace(plan.prediction, probability_out_of_memory=risk))
     return Judged(described=described, plan=plan, memory=priced.memory)
+
+
+def findings(case: Case, base: Judged) -> Iterator[Finding]:
+    """Those that end the run first."""
+    described = base.described
+    own = list(case.configuration.findings(described.settings, described.run))
+    yield from (f for f in own if f.stops)
+    yield from logits_findings(base.memory, described.specs.placement, described.specs.workload)
+    yield from sleep_findings(base.memory, described.specs.placement)
+    yield from host_findings(base.memory, described.specs.placement)
+    yield from (f for f in own if not f.stops)

@@ -8,7 +8,7 @@ words of the framework, and its figures are those of what the framework will rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 from rlhfsim.errors import RlhfsimError
@@ -17,11 +17,11 @@ from rlhfsim.interchange.configuration.keys import Unread, as_written, key_table
 from rlhfsim.interchange.export import Exporter, Value, Written, exporter, exporters
 from rlhfsim.interchange.refusal import lacks_of
 from rlhfsim.interchange.table import bare
+from rlhfsim.record import record
 from rlhfsim.specs.frameworks.runs import runs_of
-from rlhfsim.what_if.doctor.case import Case, Described, Judged, judged
+from rlhfsim.what_if.doctor.case import Case, Described, Judged, findings, judged
 from rlhfsim.what_if.doctor.certainty import computed
 from rlhfsim.what_if.doctor.edits import edited, edits
-from rlhfsim.what_if.doctor.findings import findings
 from rlhfsim.what_if.estimate import planned, priced_placement
 
 NOTICEABLE = 0.02
@@ -43,7 +43,7 @@ SAVERS = 8
 Keys = Mapping[str, Value]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class KeyChange:
     """Keys of a framework with new values, read again and priced."""
 
@@ -51,15 +51,15 @@ class KeyChange:
     judged: Judged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Diagnosis:
     """A configuration and what would help it."""
 
     case: Case
     judged: Judged
-    fixes: tuple[KeyChange, ...]
+    fixes: tuple[KeyChange, ...] = ()
     """Each makes it fit, the fastest first; empty where it fits."""
-    faster: tuple[KeyChange, ...]
+    faster: tuple[KeyChange, ...] = ()
     """Each with those before it, and with the first fix where there is one; the one that saves most first."""
     nearest: KeyChange | None = None
     """Where nothing fits: all that saves memory at once."""
@@ -87,14 +87,13 @@ def diagnose(case: Case) -> Diagnosis:
     """
     base = judged(case.under({}), case.price)
     case = replace(case, stopped_by=_stopped_by(case, base))
-    told = tuple(findings(case, base))
-    left = unread_keys(case, base)
+    told = Diagnosis(
+        case=case, judged=base, findings=tuple(findings(case, base)), unread=unread_keys(case, base)
+    )
     try:
         tries = list(_tries(case, base, _writer(case)))
     except RlhfsimError as error:
-        return Diagnosis(
-            case=case, judged=base, fixes=(), faster=(), findings=told, unread=left, unnamed=error.message
-        )
+        return replace(told, unnamed=error.message)
     start, nearest = KeyChange(keys={}, judged=base), None
     fixes = () if base.fits else tuple(_fixes(case, tries))
     if not base.fits and not fixes:
@@ -102,15 +101,12 @@ def diagnose(case: Case) -> Diagnosis:
         fixes = (nearest,) if nearest is not None and nearest.judged.fits else ()
     start = fixes[0] if fixes else start
     steps = _climbed(case, start, [*tries, *_paired(case, tries)]) if start.judged.fits else [start]
-    return Diagnosis(
-        case=case,
-        judged=base,
+    return replace(
+        told,
         fixes=fixes,
         faster=tuple(steps[1:]),
         nearest=None if fixes else nearest,
         absent=tuple(_absent(base, tries)),
-        findings=told,
-        unread=left,
     )
 
 

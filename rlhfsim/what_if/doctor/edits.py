@@ -78,12 +78,10 @@ def _micro_batch(specs: RunSpecs, roles: Roles) -> Iterator[Edit]:
     layout, work = specs.placement.actor.layout, specs.workload
     longest = math.ceil((work.prompt_len.maximum + work.response_len.maximum) / layout.cp)
     if layout.pack_tokens is None:
-        sizes = {1, *(int(layout.micro_batch * factor) for factor in FACTORS)} - {0, layout.micro_batch}
-        for size in sorted(sizes):
-            yield _layouts(roles, micro_batch=size)
-        scored = layout.sequences(scoring=True)
-        for size in sorted({1, *(int(scored * factor) for factor in FACTORS)} - {0, scored}):
-            yield _layouts(roles, score_micro_batch=size)
+        now = {"micro_batch": layout.micro_batch, "score_micro_batch": layout.sequences(scoring=True)}
+        for field, sequences in now.items():
+            for size in sorted({1, *(int(sequences * factor) for factor in FACTORS)} - {0, sequences}):
+                yield _layouts(roles, **{field: size})
         for count in (1, 2, 4, 8, 16):
             packs = _layouts(roles, micro_batch=1, pack_tokens=count * longest)
             yield {"workload.packing": True, **packs}

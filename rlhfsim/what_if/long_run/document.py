@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.record import record
 from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.quantities import Coefficient, CoefficientText, Seconds, Text
@@ -41,7 +42,7 @@ Step = Annotated[int, Field(ge=0, le=MAX_STEPS)]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LengthPoint:
     """Mean tokens of a response at one step, as a log shows them: cut at the limit."""
 
@@ -63,7 +64,7 @@ class LengthPoint:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LengthStage:
     """From one step on: the longest response, and the batch where it changes."""
 
@@ -76,7 +77,7 @@ class LengthStage:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EvaluationText:
     """Evaluation between steps, on all GPUs."""
 
@@ -98,7 +99,7 @@ class EvaluationText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LongRun:
     """The whole file."""
 
@@ -148,7 +149,7 @@ class LongRun:
         return self.checkpoint.value + self.restart.value + self.warm_up.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LengthCurve:
     """Mean tokens over steps, with P10 and P90; beyond its ends it stays as it is there."""
 
@@ -163,7 +164,7 @@ class LengthCurve:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunStretch:
     """Steps that are alike enough to be priced as one."""
 

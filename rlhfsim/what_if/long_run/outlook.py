@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from rlhfsim.search.requirements import Requirement
-from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.what_if.long_run.document import LongRun
 from rlhfsim.what_if.long_run.replanning import PlannedStretch, RunPlan
 from rlhfsim.what_if.risk.odds import Odds, odds
 from rlhfsim.what_if.risk.run import Outlook
-from rlhfsim.what_if.risk.step import DRAWS, Floats, law_of, normals, two_sided
+from rlhfsim.what_if.risk.step import Floats, law_of, normals, two_sided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +33,11 @@ class LongOutlook(Outlook):
     @cached_property
     def step_s(self) -> Floats:
         """(draws,) mean seconds of a step, evaluations and changes of plan shared out over all steps."""
-        z = normals("response lengths", self.seed)
-        changes = sum((self._drawn(name, known) for name, known in self._change_costs), np.zeros(DRAWS))
-        work = sum((_seconds(s, z, self.seed) for s in self.stretches), self.changes * changes)
-        return work / self.run.steps
+        z, run = normals("response lengths"), self.run
+        change = self._drawn("checkpoint", run.checkpoint) + self._drawn("restart", run.restart)
+        change += self._drawn("warm-up", run.warm_up)
+        work = sum((_seconds(s, z) for s in self.stretches), self.changes * change)
+        return work / run.steps
 
     @cached_property
     def run_s(self) -> Floats:
@@ -51,20 +49,11 @@ class LongOutlook(Outlook):
         """P(fits): the tightest stretch decides, since bytes of all rest on the same coefficients."""
         return 1 - max(s.plan.prediction.probability_out_of_memory for s in self.stretches)
 
-    @property
-    def _change_costs(self) -> tuple[tuple[str, Coefficient], ...]:
-        """What a change of plan is made of."""
-        return (
-            ("checkpoint", self.run.checkpoint),
-            ("restart", self.run.restart),
-            ("warm-up", self.run.warm_up),
-        )
 
-
-def _seconds(part: PlannedStretch, z: Floats, seed: int) -> Floats:
+def _seconds(part: PlannedStretch, z: Floats) -> Floats:
     """(draws,) seconds of a stretch."""
     step = part.plan.prediction.step_s
-    drawn = law_of(part.plan).draws(seed) / step
+    drawn = law_of(part.plan).draws() / step
     return part.seconds * drawn * two_sided(1.0, part.low_s / step, part.high_s / step, z)
 
 
@@ -83,7 +72,6 @@ def outlook_of(answer: RunPlan, parts: Sequence[PlannedStretch], changes: int) -
     return LongOutlook(
         plan=replace(last, prediction=prediction),
         cluster=request.cluster,
-        law=law_of(last),
         steps=steps,
         usd_per_hour=request.price,
         run=answer.run,

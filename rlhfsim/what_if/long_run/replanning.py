@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, judged, risk
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.planning import plan_for
@@ -31,9 +31,8 @@ from rlhfsim.specs.model.context import check_context
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.speculation import Speculation
-from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.engine import Question, answer
-from rlhfsim.what_if.estimate import estimate, priced_placement
+from rlhfsim.what_if.estimate import estimate, memory_of, priced_placement
 from rlhfsim.what_if.long_run.document import LengthCurve, LongRun, RunStretch, stretches, workload_at
 from rlhfsim.what_if.points import edge
 from rlhfsim.what_if.remedies import shortage
@@ -46,7 +45,7 @@ Prices = Callable[[Request, Placement], Candidate | None]
 """The step of a placement under a request; None where it does not fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlannedStretch:
     """A stretch with the plan that runs it."""
 
@@ -67,7 +66,7 @@ class PlannedStretch:
         return self.stretch.steps * self.plan.prediction.step_s + self.evaluations * self.evaluation_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunPlan:
     """The answer: which plan runs which steps."""
 
@@ -131,7 +130,7 @@ def shortest(costs: Costs, change_s: float) -> tuple[list[int], float]:
 # --- candidates and their costs -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Searched:
     """What one stretch's search came to."""
 
@@ -326,16 +325,10 @@ def _first_misfit(table: _Table, request: Request, curve: LengthCurve, first: Pl
 
     def fits(step: int) -> bool:
         mean = float(min(curve.at(np.array([step]))[0], part.stage.max))
-        return _fits(
-            replace(request, workload=workload_at(request.workload, table.run, part.stage, mean)), first
-        )
+        work = workload_at(request.workload, table.run, part.stage, mean)
+        asked = replace(request, workload=work)
+        return risk(asked, memory_of(first, work, request.cluster)) is None
 
     if not fits(part.start):
         return part.start
     return int(edge(part.start, part.end - 1, lambda step: not fits(int(step)), lambda a, b: (a + b) // 2))
-
-
-def _fits(request: Request, placement: Placement) -> bool:
-    models = models_of(request.workload)
-    doubt = memory_doubt(models, request.backend, request.workload, request.cluster)
-    return risk(request, ledger(models, placement, request.workload, request.cluster, doubt=doubt)) is None

@@ -10,20 +10,21 @@ answer, or else the one that most likely does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
 from typing import Literal
 
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.purchase.deadlines import Punctuality, punctuality
 from rlhfsim.what_if.purchase.document import CostTerms, Portfolio, PortfolioJob, Supply
-from rlhfsim.what_if.purchase.supply import Purchase, RunOption, purchase
+from rlhfsim.what_if.purchase.supply import JobMix, Purchase, RunOption, purchase
 from rlhfsim.what_if.risk.odds import quantiles
-from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.risk.run import outlook_for
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.sizing import resized
 
@@ -40,7 +41,7 @@ SMALL = 5e-4
 """Share of the cost below which a figure moves nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Swing:
     """What one figure moves."""
 
@@ -55,7 +56,7 @@ class Swing:
         return abs(self.high_usd - self.low_usd)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Decision:
     """What to buy, reserve and rent, and how sure it is."""
 
@@ -118,7 +119,7 @@ def _request(job: PortfolioJob, profile: Profile, size: int) -> Request:
 
 
 def _option(job: PortfolioJob, gpu: str, request: Request, plan: Plan) -> RunOption:
-    look = outlook(plan, request.cluster, job.steps)
+    look = outlook_for(request, plan, job.steps)
     return RunOption(
         job=job.name,
         gpu=gpu,
@@ -130,22 +131,18 @@ def _option(job: PortfolioJob, gpu: str, request: Request, plan: Plan) -> RunOpt
     )
 
 
-def decided(
-    portfolio: Portfolio,
-    terms: CostTerms,
-    profiles: Mapping[str, Profile],
-    options: Sequence[RunOption],
-    confidence: float,
-) -> Decision:
+def decided(mix: JobMix, confidence: float) -> Decision:
     """The purchase for a portfolio whose runs are priced."""
-    sure = tuple(o for o in options if o.in_time >= confidence)
+    portfolio = mix.portfolio
+    sure = tuple(o for o in mix.options if o.in_time >= confidence)
     unserved = tuple(j.name for j in portfolio.jobs if j.name not in {o.job for o in sure})
     empty = Decision(
-        portfolio=portfolio, terms=terms, options=tuple(options), chosen=None, confidence=confidence
+        portfolio=portfolio, terms=mix.terms, options=tuple(mix.options), chosen=None, confidence=confidence
     )
     if unserved:
         return replace(empty, unserved=unserved)
-    tried = list(_tried(portfolio, terms, profiles, sure))
+    mix = replace(mix, options=sure)
+    tried = list(_tried(mix))
     if not tried:
         return empty
     kept = [pair for pair in tried if pair[1].all_in_time >= confidence]
@@ -153,23 +150,21 @@ def decided(
         min(kept, key=_whole_usd) if kept else max(tried, key=lambda p: (p[1].all_in_time, -_whole_usd(p)))
     )
     others = {
-        name: purchase(portfolio, terms, profiles, sure, fill=chosen.fill, supply=supply)
+        name: purchase(mix, fill=chosen.fill, supply=supply)
         for name, supply in INSTEAD.items()
         if supply[0] in portfolio.supply
     }
-    return Decision(
-        portfolio=portfolio,
-        terms=terms,
+    return replace(
+        empty,
         options=sure,
         chosen=chosen,
         punctual=punctual,
-        confidence=confidence,
         instead={
             name: other
             for name, other in others.items()
             if other is not None and (name != BOUGHT or other.bought)  # else renting is what costs least
         },
-        swings=tuple(sorted(_swings(portfolio, terms, profiles, sure, chosen), key=lambda s: -s.reach)),
+        swings=tuple(sorted(_swings(mix, chosen), key=lambda s: -s.reach)),
     )
 
 
@@ -177,39 +172,30 @@ def _whole_usd(pair: tuple[Purchase, Punctuality]) -> float:
     return pair[0].usd + pair[1].rented_usd[1]
 
 
-def _tried(
-    portfolio: Portfolio, terms: CostTerms, profiles: Mapping[str, Profile], options: Sequence[RunOption]
-) -> Iterator[tuple[Purchase, Punctuality]]:
+def _tried(mix: JobMix) -> Iterator[tuple[Purchase, Punctuality]]:
     """A purchase for each share of hours that may be planned; one without GPUs of its own is tried once."""
     for fill in FILLS:
-        found = purchase(portfolio, terms, profiles, options, fill=fill)
+        found = purchase(mix, fill=fill)
         if found is None:
             return
-        yield found, punctuality(portfolio, terms, profiles, found, options)
+        yield found, punctuality(mix, found)
         if not (found.bought or found.reserved):
             return
 
 
-def _swings(
-    portfolio: Portfolio,
-    terms: CostTerms,
-    profiles: Mapping[str, Profile],
-    options: Sequence[RunOption],
-    chosen: Purchase,
-) -> Iterator[Swing]:
+def _swings(mix: JobMix, chosen: Purchase) -> Iterator[Swing]:
     """What each figure moves: what is bought and reserved stays, its use is chosen anew.
 
     With another lead time everything is decided anew, and so where the GPUs would not suffice.
     """
 
     def cost(name: str, end: Literal["low", "high"]) -> float:
-        moved = terms.at(name, end)
+        moved = replace(mix, terms=mix.terms.at(name, end))
         again = None if name == "lead_time" else chosen
-        found = purchase(portfolio, moved, profiles, options, fill=chosen.fill, decided=again)
-        found = found or purchase(portfolio, moved, profiles, options, fill=chosen.fill)
+        found = purchase(moved, fill=chosen.fill, decided=again) or purchase(moved, fill=chosen.fill)
         return found.usd if found else math.nan
 
-    for name, known in terms.known.items():
+    for name, known in mix.terms.known.items():
         if known.low < known.high:
             swing = Swing(name=name, low_usd=cost(name, "low"), high_usd=cost(name, "high"))
             if swing.reach > SMALL * abs(chosen.usd):

@@ -13,17 +13,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from rlhfsim.kernels.cost import Z90
+from rlhfsim.record import record
 from rlhfsim.simulation.noise import generator
-from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import DAY, HOUR
-from rlhfsim.what_if.purchase.document import CostTerms, Portfolio, Supply
-from rlhfsim.what_if.purchase.supply import QUARTER_H, Purchase, RunOption, runs_in
+from rlhfsim.what_if.purchase.document import CostTerms, Supply
+from rlhfsim.what_if.purchase.supply import QUARTER_H, JobMix, Purchase, RunOption
+from rlhfsim.what_if.risk.odds import quantiles
 from rlhfsim.what_if.risk.step import DRAWS, SEED, normals
 
 DAY_H = DAY / HOUR
@@ -31,7 +32,7 @@ DRAWN = 100
 """Draws of three years."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Punctuality:
     """How surely runs are done by their deadlines."""
 
@@ -87,63 +88,47 @@ class _Pool:
         heapq.heappush(self._running, (start + hours, gpus))
 
 
-def punctuality(
-    portfolio: Portfolio,
-    terms: CostTerms,
-    profiles: Mapping[str, Profile],
-    bought: Purchase,
-    options: Sequence[RunOption],
-) -> Punctuality:
+def punctuality(mix: JobMix, bought: Purchase) -> Punctuality:
     """The runs of three years, drawn `DRAWN` times."""
     random = generator(SEED, "arrivals")
     draws = random.choice(DRAWS, DRAWN, replace=False)
     z = normals("growth")
-    total = {j.name: [0, 0] for j in portfolio.jobs}
+    total = {j.name: [0, 0] for j in mix.portfolio.jobs}
     perfect, rented = 0, []
     planned = sum(bought.by_item.get(s, 0.0) for s in ("on-demand", "spot"))
     for i in draws:
-        there = _with_growth(terms, float(z[i]) / Z90)
-        late, usd = _drawn_years(portfolio, there, profiles, bought, options, int(i), random, total)
+        late, usd = _drawn_years(_with_growth(mix, float(z[i]) / Z90), bought, int(i), random, total)
         perfect += not late
         rented.append(usd - planned)
-    low, middle, high = np.quantile(rented, (0.1, 0.5, 0.9)).tolist()
     return Punctuality(
         all_in_time=perfect / DRAWN,
         in_time={name: done / max(1, count) for name, (done, count) in total.items()},
-        rented_usd=(low, middle, high),
+        rented_usd=quantiles(np.array(rented)),
     )
 
 
-def _with_growth(terms: CostTerms, part: float) -> CostTerms:
+def _with_growth(mix: JobMix, part: float) -> JobMix:
     """The growth of all jobs at so many of its ranges above or below its value."""
     moved = {}
-    for name, known in terms.known.items():
+    for name, known in mix.terms.known.items():
         if name.startswith("growth of "):
             reach = known.high - known.value if part > 0 else known.value - known.low
             drawn = max(0.0, known.value + part * reach)
             moved[name] = replace(known, value=drawn, low=drawn, high=drawn)
-    return CostTerms(known={**terms.known, **moved})
+    return replace(mix, terms=CostTerms(known={**mix.terms.known, **moved}))
 
 
 def _drawn_years(
-    portfolio: Portfolio,
-    terms: CostTerms,
-    profiles: Mapping[str, Profile],
-    bought: Purchase,
-    options: Sequence[RunOption],
-    i: int,
-    random: np.random.Generator,
-    total: dict[str, list[int]],
+    mix: JobMix, bought: Purchase, i: int, random: np.random.Generator, total: dict[str, list[int]]
 ) -> tuple[int, float]:
     """One draw of all runs: how many are late, and USD of rent by the hour."""
     pools = {
-        gpu: _Pool([profile.node.gpus * bought.nodes(gpu, q) for q in range(portfolio.quarters)])
-        for gpu, profile in profiles.items()
+        gpu: _Pool([profile.node.gpus * bought.nodes(gpu, q) for q in range(mix.portfolio.quarters)])
+        for gpu, profile in mix.profiles.items()
     }
     late, usd = 0, 0.0
-    for run in sorted(_arrivals(portfolio, terms, bought, options, random), key=lambda a: a.at_h):
-        hours = float(run.option.drawn_h[i])
-        in_time, extra = _served(portfolio, terms, pools, options, run, hours, i, random)
+    for run in sorted(_arrivals(mix, bought, random), key=lambda a: a.at_h):
+        in_time, extra = _served(mix, pools, run, i, random)
         total[run.job][0] += in_time
         total[run.job][1] += 1
         late += not in_time
@@ -151,18 +136,12 @@ def _drawn_years(
     return late, usd
 
 
-def _arrivals(
-    portfolio: Portfolio,
-    terms: CostTerms,
-    bought: Purchase,
-    options: Sequence[RunOption],
-    random: np.random.Generator,
-) -> list[_Arrival]:
-    known = {(o.job, o.gpu, o.gpus): o for o in options}
+def _arrivals(mix: JobMix, bought: Purchase, random: np.random.Generator) -> list[_Arrival]:
+    known = {(o.job, o.gpu, o.gpus): o for o in mix.options}
     found = []
-    for q in range(portfolio.quarters):
-        counts = runs_in(portfolio, terms, q)
-        for job in portfolio.jobs:
+    for q in range(mix.portfolio.quarters):
+        counts = mix.runs_in(q)
+        for job in mix.portfolio.jobs:
             planned = {(g, n, s): x for (j, g, n, s, p), x in bought.runs.items() if (j, p) == (job.name, q)}
             ways, shares = list(planned), np.cumsum(list(planned.values()))
             count = int(counts[job.name] + random.random())
@@ -175,16 +154,10 @@ def _arrivals(
 
 
 def _served(
-    portfolio: Portfolio,
-    terms: CostTerms,
-    pools: Mapping[str, _Pool],
-    options: Sequence[RunOption],
-    run: _Arrival,
-    hours: float,
-    i: int,
-    random: np.random.Generator,
+    mix: JobMix, pools: Mapping[str, _Pool], run: _Arrival, i: int, random: np.random.Generator
 ) -> tuple[bool, float]:
     """Whether a run is done in time, and USD of its rent by the hour."""
+    portfolio, terms, hours = mix.portfolio, mix.terms, float(run.option.drawn_h[i])
     spot_h = hours / (portfolio.spot_goodput or 1.0)
     if run.supply == "spot" and spot_h <= run.deadline_h:
         return True, run.option.gpus * spot_h * terms[f"{run.option.gpu} spot"]
@@ -196,7 +169,7 @@ def _served(
             return True, 0.0
     rentable = [
         o
-        for o in options
+        for o in mix.options
         if o.job == run.job and f"{o.gpu} on-demand" in terms and "on-demand" in portfolio.supply
     ]
     quick = min(rentable, key=lambda o: float(o.drawn_h[i]), default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -12,12 +12,13 @@ from pydantic import BeforeValidator, Field
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, Price, Profile
 from rlhfsim.specs.hardware.prices import prices
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import checked, convert, load, parse_yaml, read_text
-from rlhfsim.specs.quantities import Coefficient, CoefficientText, Ratio, Seconds, Share, Text
-from rlhfsim.specs.workload.workload import Workload, with_usual_kl
+from rlhfsim.specs.quantities import Coefficient, CoefficientText, Ratio, Share, Text
+from rlhfsim.what_if.scenarios.document import Above, AskedWork, RunSteps
 
 Supply = Literal["bought", "reserved", "on-demand", "spot"]
 SUPPLIES: tuple[Supply, ...] = get_args(Supply)
@@ -41,7 +42,7 @@ Rate = Annotated[float, Field(gt=0, le=100_000)]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FigureTable:
     """The shipped figures."""
 
@@ -52,23 +53,23 @@ class FigureTable:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PortfolioJob:
     """One kind of job, run again and again."""
 
     name: Text
-    workload: Annotated[Workload, BeforeValidator(with_usual_kl)]
-    steps: Annotated[int, Field(ge=1, le=1_000_000)]
+    workload: AskedWork
+    steps: RunSteps
     runs_per_year: Rate
     """In the first year."""
     growth: Ranged = field(default_factory=lambda: Coefficient(value=0, low=0, high=0, source="none given"))
     """Share by which the runs of a year exceed those of the year before."""
-    deadline: Annotated[Seconds, Field(gt=0)]
+    deadline: Above
     """From the day a run is asked for until it is done."""
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Portfolio:
     """The whole file."""
 
@@ -138,7 +139,7 @@ def read_portfolio(path: Path) -> Portfolio:
 # --- figures in force ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CostTerms:
     """Every figure that a purchase rests on, by name; one may be set to its low or high value."""
 

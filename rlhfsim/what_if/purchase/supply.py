@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.step.prediction import joules_per_step
@@ -34,6 +36,8 @@ from rlhfsim.units import DAY, HOUR
 from rlhfsim.what_if.purchase.document import QUARTERS, CostTerms, Portfolio, Supply, resale_share
 from rlhfsim.what_if.risk.step import Floats
 
+NODES: tuple[Supply, ...] = ("bought", "reserved")
+"""Supplies that come in whole nodes."""
 YEAR_H = 365.25 * DAY / HOUR
 QUARTER_H = YEAR_H / QUARTERS
 MONTHS = 3
@@ -67,7 +71,7 @@ class RunOption:
         return self.gpus * self.hours
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Purchase:
     """What is bought, reserved and rented, and what it costs."""
 
@@ -89,19 +93,35 @@ class Purchase:
         """All of it."""
         return sum(self.cash)
 
+    @property
+    def given(self) -> dict[tuple[str | int, ...], int]:
+        """Supply, kind, quarter -> nodes that come."""
+        kept = zip(NODES, (self.bought, self.reserved), strict=True)
+        return {(s, gpu, q): n for s, by in kept for gpu, each in by.items() for q, n in enumerate(each)}
+
     def nodes(self, gpu: str, quarter: int) -> int:
         """Nodes of a kind that are there in a quarter, owned and reserved."""
         owned = sum(self.bought.get(gpu, ())[: quarter + 1])
         return owned + sum(self.reserved.get(gpu, ())[max(0, quarter - QUARTERS + 1) : quarter + 1])
 
 
-def runs_in(portfolio: Portfolio, terms: CostTerms, quarter: int) -> dict[str, float]:
-    """Runs of each job in a quarter; growth comes in yearly steps."""
-    year = quarter // QUARTERS
-    return {
-        j.name: j.runs_per_year / QUARTERS * (1 + terms[f"growth of {j.name}"]) ** year
-        for j in portfolio.jobs
-    }
+@record
+class JobMix:
+    """What a purchase is decided on."""
+
+    portfolio: Portfolio
+    terms: CostTerms
+    profiles: Mapping[str, Profile]
+    """Kinds of GPU by the names of their profiles."""
+    options: Sequence[RunOption]
+
+    def runs_in(self, quarter: int) -> dict[str, float]:
+        """Runs of each job in a quarter; growth comes in yearly steps."""
+        year = quarter // QUARTERS
+        return {
+            j.name: j.runs_per_year / QUARTERS * (1 + self.terms[f"growth of {j.name}"]) ** year
+            for j in self.portfolio.jobs
+        }
 
 
 def watts(profile: Profile) -> float:
@@ -116,60 +136,47 @@ def peak_watts(profile: Profile) -> float:
     return profile.node.gpus * profile.tdp.value + server
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Key = tuple[str | int, ...]
+"""What a variable stands for: the supply, the kind of GPU or option, the quarter."""
+Row = tuple[dict[Key, float], float, float]
+"""Coefficients, and the least and the most of their sum; a variable that there is not counts as 0."""
+
+
+@record
 class _PurchaseColumn:
     """One variable with what it costs in each quarter, by what it is for."""
 
-    key: tuple[str, ...]
     cash: Mapping[str, NDArray[np.float64]]
-    whole: bool
-    most: float
+    most: float = 1
+    whole: bool = True
 
 
 class _PurchaseProgram:
     """The mixed-integer program of one portfolio."""
 
-    def __init__(
-        self,
-        portfolio: Portfolio,
-        terms: CostTerms,
-        profiles: Mapping[str, Profile],
-        options: Sequence[RunOption],
-        fill: float,
-        supply: Sequence[Supply],
-    ) -> None:
-        self.portfolio, self.terms, self.profiles, self.fill = portfolio, terms, profiles, fill
-        self.supply = [s for s in supply if s in portfolio.supply]
-        self.kept = [s for s in ("bought", "reserved") if s in self.supply]
-        self.options = options
-        self.quarters = range(portfolio.quarters)
-        self.lead = math.ceil(terms["lead_time"] / HOUR / QUARTER_H - 1e-9)
-        self.runs = [runs_in(portfolio, terms, q) for q in self.quarters]
-        self.columns: list[_PurchaseColumn] = [*self._nodes(), *self._uses(), *self._needs()]
-        self.index = {c.key: i for i, c in enumerate(self.columns)}
+    def __init__(self, mix: JobMix, fill: float, supply: Sequence[Supply]) -> None:
+        self.mix, self.portfolio, self.terms, self.fill = mix, mix.portfolio, mix.terms, fill
+        self.supply = [s for s in supply if s in self.portfolio.supply]
+        self.kept = [s for s in NODES if s in self.supply]
+        self.quarters = range(self.portfolio.quarters)
+        self.lead = math.ceil(self.terms["lead_time"] / HOUR / QUARTER_H - 1e-9)
+        self.runs = [mix.runs_in(q) for q in self.quarters]
+        self.columns = dict(chain(self._nodes(), self._uses(), self._needs()))
 
-    # columns
-
-    def _nodes(self) -> Iterator[_PurchaseColumn]:
+    def _nodes(self) -> Iterator[tuple[Key, _PurchaseColumn]]:
+        options, terms = self.mix.options, self.terms
         most = math.ceil(
-            sum(o.gpu_hours * r[o.job] for o in self.options for r in self.runs) / QUARTER_H / self.fill
-        ) + max(o.gpus for o in self.options)
-        for gpu, profile in self.profiles.items():
-            for q in self.quarters:
-                if f"{gpu} bought" in self.terms and "bought" in self.supply and q >= self.lead:
-                    yield _PurchaseColumn(
-                        key=("bought", gpu, str(q)), cash=self._owning(profile, q), whole=True, most=most
-                    )
-                whole_year = q + QUARTERS <= len(self.quarters)
-                if f"{gpu} reserved" in self.terms and "reserved" in self.supply and whole_year:
-                    yield _PurchaseColumn(
-                        key=("reserved", gpu, str(q)), cash=self._reserving(profile, q), whole=True, most=most
-                    )
-        if "bought" in self.supply:
-            pay = self._each_quarter(
-                (self.portfolio.engineers or 0.0) * self.terms["salary"] / QUARTERS, self.lead
-            )
-            yield _PurchaseColumn(key=("own",), cash={"staff": pay}, whole=True, most=1)
+            sum(o.gpu_hours * r[o.job] for o in options for r in self.runs) / QUARTER_H / self.fill
+        ) + max(o.gpus for o in options)
+        for (gpu, profile), q in product(self.mix.profiles.items(), self.quarters):
+            if f"{gpu} bought" in terms and "bought" in self.kept and q >= self.lead:
+                yield ("bought", gpu, q), _PurchaseColumn(cash=self._owning(profile, q), most=most)
+            whole_year = q + QUARTERS <= len(self.quarters)
+            if f"{gpu} reserved" in terms and "reserved" in self.kept and whole_year:
+                yield ("reserved", gpu, q), _PurchaseColumn(cash=self._reserving(profile, q), most=most)
+        if "bought" in self.kept:
+            pay = (self.portfolio.engineers or 0.0) * terms["salary"] / QUARTERS
+            yield ("own",), _PurchaseColumn(cash={"staff": self._each_quarter(pay, self.lead)})
 
     def _each_quarter(self, usd: float, start: int = 0, end: int | None = None) -> NDArray[np.float64]:
         cash = np.zeros(len(self.quarters))
@@ -198,88 +205,51 @@ class _PurchaseProgram:
         rent = profile.node.gpus * QUARTER_H * self.terms[f"{profile.name} reserved"]
         return {"reserved": self._each_quarter(rent, q, q + QUARTERS)}
 
-    def _uses(self) -> Iterator[_PurchaseColumn]:
-        for i, o in enumerate(self.options):
+    def _uses(self) -> Iterator[tuple[Key, _PurchaseColumn]]:
+        for i, o in enumerate(self.mix.options):
             for s in self.supply:
                 if f"{o.gpu} {s}" not in self.terms:
                     continue
-                hourly = self.terms[f"{o.gpu} {s}"] if s in ("on-demand", "spot") else 0.0
+                hourly = 0.0 if s in NODES else self.terms[f"{o.gpu} {s}"]
                 usd = o.gpu_hours * hourly / ((self.portfolio.spot_goodput or 1.0) if s == "spot" else 1.0)
                 for q in self.quarters:
                     cash = self._each_quarter(usd, q, q + 1)
-                    yield _PurchaseColumn(
-                        key=("run", str(i), s, str(q)), cash={s: cash}, whole=False, most=math.inf
-                    )
+                    yield ("run", i, s, q), _PurchaseColumn(cash={s: cash}, most=math.inf, whole=False)
 
-    def _needs(self) -> Iterator[_PurchaseColumn]:
-        sizes = sorted({(o.gpu, o.gpus) for o in self.options})
-        for gpu, gpus in sizes:
-            for s in self.kept:
-                for q in self.quarters:
-                    yield _PurchaseColumn(
-                        key=("needs", gpu, str(gpus), s, str(q)), cash={}, whole=True, most=1
-                    )
+    def _needs(self) -> Iterator[tuple[Key, _PurchaseColumn]]:
+        sizes = sorted({(o.gpu, o.gpus) for o in self.mix.options})
+        for (gpu, gpus), s, q in product(sizes, self.kept, self.quarters):
+            yield ("needs", gpu, gpus, s, q), _PurchaseColumn(cash={})
 
-    # rows: (coefficients by column, low, high)
-
-    def rows(self) -> Iterator[tuple[dict[int, float], float, float]]:
+    def rows(self) -> Iterator[Row]:
         """Every constraint."""
+        options = [*enumerate(self.mix.options)]
         for q in self.quarters:
-            for job in self.portfolio.jobs:
-                mine = {
-                    self.index["run", str(i), s, str(q)]: 1.0
-                    for i, o in enumerate(self.options)
-                    if o.job == job.name
-                    for s in self.supply
-                    if ("run", str(i), s, str(q)) in self.index
-                }
-                yield mine, self.runs[q][job.name], self.runs[q][job.name]
-            for gpu, profile in self.profiles.items():
-                for s in self.kept:
+            for job, runs in self.runs[q].items():
+                mine = [i for i, o in options if o.job == job]
+                yield {("run", i, s, q): 1.0 for i in mine for s in self.supply}, runs, runs
+            for (gpu, profile), s in product(self.mix.profiles.items(), self.kept):
+                if f"{gpu} {s}" in self.terms:
                     yield from self._there(gpu, profile.node.gpus, s, q)
-        if "bought" in self.supply:
-            bought = [i for c, i in self.index.items() if c[0] == "bought"]
-            yield (
-                {
-                    **dict.fromkeys(bought, 1.0),
-                    self.index["own",]: -sum(self.columns[i].most for i in bought),
-                },
-                -math.inf,
-                0.0,
-            )
+        if "bought" in self.kept:
+            bought = {key: column.most for key, column in self.columns.items() if key[0] == "bought"}
+            yield {**dict.fromkeys(bought, 1.0), ("own",): -sum(bought.values())}, -math.inf, 0.0
 
-    def _there(
-        self, gpu: str, per_node: int, s: str, q: int
-    ) -> Iterator[tuple[dict[int, float], float, float]]:
+    def _there(self, gpu: str, per_node: int, s: Supply, q: int) -> Iterator[Row]:
         first = 0 if s == "bought" else max(0, q - QUARTERS + 1)
-        nodes = {
-            self.index[s, gpu, str(p)]: float(per_node)
-            for p in range(first, q + 1)
-            if (s, gpu, str(p)) in self.index
-        }
-        uses = {
-            self.index["run", str(i), s, str(q)]: o
-            for i, o in enumerate(self.options)
-            if o.gpu == gpu and ("run", str(i), s, str(q)) in self.index
-        }
-        hours = {i: -self.fill * QUARTER_H * gpus for i, gpus in nodes.items()}
-        yield {**hours, **{i: o.gpu_hours for i, o in uses.items()}}, -math.inf, 0.0
+        nodes: list[Key] = [(s, gpu, p) for p in range(first, q + 1)]
+        uses = {("run", i, s, q): o for i, o in enumerate(self.mix.options) if o.gpu == gpu}
+        hours = dict.fromkeys(nodes, -self.fill * QUARTER_H * per_node)
+        yield {**hours, **{key: o.gpu_hours for key, o in uses.items()}}, -math.inf, 0.0
         for gpus in sorted({o.gpus for o in uses.values()}):
-            need = self.index["needs", gpu, str(gpus), s, str(q)]
-            mine = {i: 1.0 for i, o in uses.items() if o.gpus == gpus}
-            yield {**mine, need: -sum(self.runs[q].values())}, -math.inf, 0.0
-            yield {**{i: -g for i, g in nodes.items()}, need: float(gpus)}, -math.inf, 0.0
+            need = ("needs", gpu, gpus, s, q)
+            mine = [key for key, o in uses.items() if o.gpus == gpus]
+            yield {**dict.fromkeys(mine, 1.0), need: -sum(self.runs[q].values())}, -math.inf, 0.0
+            yield {**dict.fromkeys(nodes, -float(per_node)), need: float(gpus)}, -math.inf, 0.0
 
 
 def purchase(
-    portfolio: Portfolio,
-    terms: CostTerms,
-    profiles: Mapping[str, Profile],
-    options: Sequence[RunOption],
-    *,
-    fill: float = 1.0,
-    supply: Sequence[Supply] | None = None,
-    decided: Purchase | None = None,
+    mix: JobMix, *, fill: float = 1.0, supply: Sequence[Supply] | None = None, decided: Purchase | None = None
 ) -> Purchase | None:
     """The cheapest purchase in which every run has its GPUs; None where there is none.
 
@@ -288,22 +258,22 @@ def purchase(
     Raises:
         RlhfsimError: the solver did not end.
     """
-    program = _PurchaseProgram(portfolio, terms, profiles, options, fill, supply or portfolio.supply)
+    program = _PurchaseProgram(mix, fill, supply or mix.portfolio.supply)
     columns, rows = program.columns, list(program.rows())
-    cost = np.array([sum(c.sum() for c in column.cash.values()) for column in columns])
-    low, high = np.zeros(len(columns)), np.array([c.most for c in columns])
-    for i, column in enumerate(columns):
-        if decided is not None and column.key[0] in ("bought", "reserved"):
-            kept = getattr(decided, column.key[0]).get(column.key[1], ())
-            low[i] = high[i] = kept[int(column.key[2])] if kept else 0
+    given = decided.given if decided else {}
+    fixed = NODES if decided else ()
     table = sparse.lil_array((len(rows), len(columns)))
+    place = {key: j for j, key in enumerate(columns)}
     for i, (coefficients, _, _) in enumerate(rows):
-        for j, value in coefficients.items():
-            table[i, j] = value
+        for key in coefficients.keys() & place.keys():
+            table[i, place[key]] = coefficients[key]
     found = milp(
-        cost,
-        integrality=np.array([int(c.whole) for c in columns]),
-        bounds=Bounds(low, high),
+        np.array([sum(c.sum() for c in column.cash.values()) for column in columns.values()]),
+        integrality=np.array([int(c.whole) for c in columns.values()]),
+        bounds=Bounds(
+            [given.get(key, 0) for key in columns],
+            [given.get(key, 0) if key[0] in fixed else c.most for key, c in columns.items()],
+        ),
         constraints=LinearConstraint(table.tocsr(), [r[1] for r in rows], [r[2] for r in rows]),
         options={"time_limit": LIMIT_S, "mip_rel_gap": GAP},
     )
@@ -315,33 +285,31 @@ def purchase(
             f"the purchase was not solved: {found.message}",
             help="fewer jobs, sizes or kinds of GPU",
         )
-    return _read(program, np.asarray(found.x))
+    amounts = dict(zip(columns, found.x.tolist(), strict=True))
+    return _read(program, {key: round(x) if columns[key].whole else x for key, x in amounts.items()})
 
 
-def _read(program: _PurchaseProgram, x: NDArray[np.float64]) -> Purchase:
+def _read(program: _PurchaseProgram, amounts: Mapping[Key, float]) -> Purchase:
     """The solution in words of the portfolio."""
-    quarters = len(program.quarters)
-    nodes: dict[str, dict[str, list[int]]] = {"bought": {}, "reserved": {}}
-    runs: dict[tuple[str, str, int, Supply, int], float] = {}
-    items: dict[str, NDArray[np.float64]] = {
-        "storage": np.full(quarters, MONTHS * (program.portfolio.storage or 0.0))
-    }
-    for column, amount in zip(program.columns, x, strict=True):
-        count = round(amount) if column.whole else float(amount)
-        kind, *rest = column.key
-        if kind in nodes and count:
-            nodes[kind].setdefault(rest[0], [0] * quarters)[int(rest[1])] = int(count)
-        if kind == "run" and count > 1e-6:
-            o = program.options[int(rest[0])]
-            supply: Supply = next(s for s in program.supply if s == rest[1])
-            runs[o.job, o.gpu, o.gpus, supply, int(rest[2])] = count
+    mix, quarters = program.mix, program.quarters
+    items = {"storage": np.full(len(quarters), MONTHS * (program.portfolio.storage or 0.0))}
+    for key, column in program.columns.items():
         for item, cash in column.cash.items():
-            items[item] = items.get(item, np.zeros(quarters)) + count * cash
+            items[item] = items.get(item, np.zeros(len(quarters))) + amounts[key] * cash
+
+    def nodes(supply: Supply) -> dict[str, tuple[int, ...]]:
+        each = {gpu: tuple(int(amounts.get((supply, gpu, q), 0)) for q in quarters) for gpu in mix.profiles}
+        return {gpu: counts for gpu, counts in each.items() if any(counts)}
+
     return Purchase(
-        bought={g: tuple(n) for g, n in nodes["bought"].items()},
-        reserved={g: tuple(n) for g, n in nodes["reserved"].items()},
-        runs=runs,
-        cash=tuple(sum(items.values(), np.zeros(quarters)).tolist()),
+        bought=nodes("bought"),
+        reserved=nodes("reserved"),
+        runs={
+            (o.job, o.gpu, o.gpus, s, q): amounts["run", i, s, q]
+            for (i, o), s, q in product(enumerate(mix.options), program.supply, quarters)
+            if amounts.get(("run", i, s, q), 0.0) > 1e-6
+        },
+        cash=tuple(sum(items.values(), np.zeros(len(quarters))).tolist()),
         by_item={item: float(cash.sum()) for item, cash in items.items() if abs(cash).sum() > 0},
         fill=program.fill,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import groupby
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rlhfsim import units
 from rlhfsim.memory.risk import Item, probability_above
 from rlhfsim.plan import AskedRun, Plan, RunOdds, RunTarget
+from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import CONFIDENCE, Requirement, Verdict, meets, most_seconds, verdicts
 from rlhfsim.training.packing import sequences_of
@@ -19,7 +20,7 @@ from rlhfsim.what_if.risk.run import Outlook, outlook_for
 from rlhfsim.what_if.risk.step import Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Odds:
     """What is asked of a plan, with probabilities."""
 
@@ -61,7 +62,7 @@ def odds(requirements: Sequence[Requirement], look: Outlook, confidence: float =
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Targets:
     """What is asked of the plans of a question."""
 

@@ -24,11 +24,10 @@ from rlhfsim.simulation.noise import Draws, Noise, generator
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import Fixed
-from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import closed_form
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.estimate import PricedPlacement, priced_placement
-from rlhfsim.what_if.risk.step import DRAWS, SEED, Floats, StepLaw, law_of, normals, two_sided
+from rlhfsim.what_if.risk.step import DRAWS, SEED, Floats, law_of, normals, two_sided
 
 RESTART = Coefficient(
     value=600,
@@ -52,27 +51,25 @@ LEAST_PROGRESS = 0.01
 """Share of the time between failures that is taken to make progress at least."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outlook:
-    """A plan over `steps` steps, in draws; the same seed gives the same draws."""
+    """A plan over `steps` steps, in draws."""
 
     plan: Plan
     cluster: Cluster
-    law: StepLaw
     steps: int | None = None
     """Steps of the run; None: only the mean step is asked about."""
-    seed: int = SEED
     usd_per_hour: float | None = None
     """Price of a GPU-hour, where the user gave it; else each profile's with its range."""
 
     @cached_property
     def step_s(self) -> Floats:
         """(draws,) mean seconds of a step of the run."""
-        mean = self.law.draws(self.seed)
+        mean = law_of(self.plan).draws()
         if self.steps is None:
             return mean
         spread = self._length_spread / math.sqrt(self.steps)
-        drawn: Floats = mean * np.exp(spread * normals("lengths", self.seed))
+        drawn: Floats = mean * np.exp(spread * normals("lengths"))
         return drawn
 
     @cached_property
@@ -88,7 +85,7 @@ class Outlook:
         interval = np.sqrt(2 * checkpoint * mtbf)
         busy = work_s * (1 + checkpoint / interval)
         progress = np.maximum(mtbf - restart - interval / 2, LEAST_PROGRESS * mtbf)
-        random = generator(self.seed, "failures")
+        random = generator(SEED, "failures")
         failures = random.poisson(busy / progress)
         # the sum of n uniform shares of an interval, by its mean and variance
         lost = failures / 2 + np.sqrt(failures / 12) * random.standard_normal(DRAWS)
@@ -105,12 +102,12 @@ class Outlook:
         return together
 
     def _drawn(self, name: str, known: Coefficient) -> Floats:
-        return two_sided(known.value, known.low, known.high, normals(name, self.seed))
+        return two_sided(known.value, known.low, known.high, normals(name))
 
     @cached_property
     def usd_per_s(self) -> Floats | None:
         """(draws,) rent of the whole cluster; None where a price is unknown."""
-        total, z = np.zeros(DRAWS), normals("price", self.seed)
+        total, z = np.zeros(DRAWS), normals("price")
         for group in self.cluster.node_groups:
             price = group.profile.price
             if self.usd_per_hour is not None:
@@ -133,32 +130,16 @@ class Outlook:
         if not work.generates or isinstance(work.response_len, Fixed):
             return 0.0
         priced = priced_placement(self.plan.placement, work, self.cluster)
-        return float(np.std(np.log(_steps_drawn(priced, self.seed)), ddof=1))
+        return float(np.std(np.log(_steps_drawn(priced)), ddof=1))
 
 
-def _steps_drawn(priced: PricedPlacement, seed: int) -> Sequence[float]:
+def _steps_drawn(priced: PricedPlacement) -> Sequence[float]:
     """Seconds of `LENGTH_DRAWS` steps, each with lengths of its own."""
-    setting: CallSetting = priced.setting
-    draws = Draws(setting, Noise(lengths=True), seed)
-    schedule = setting.placement.schedule
+    draws = Draws(priced.setting, Noise(lengths=True), SEED)
+    schedule = priced.setting.placement.schedule
     return [closed_form(draws.program(priced.kv_tokens, i), schedule).seconds for i in range(LENGTH_DRAWS)]
 
 
 def outlook_for(request: Request, plan: Plan, steps: int | None = None) -> Outlook:
     """The draws of a plan of a question, at its price."""
-    return outlook(plan, request.cluster, steps, usd_per_hour=request.price)
-
-
-def outlook(
-    plan: Plan,
-    cluster: Cluster,
-    steps: int | None = None,
-    *,
-    usd_per_hour: float | None = None,
-    law: StepLaw | None = None,
-    seed: int = SEED,
-) -> Outlook:
-    """The draws of a plan on a cluster; `law`: with its coefficients apart, where plans are compared."""
-    return Outlook(
-        plan=plan, cluster=cluster, law=law or law_of(plan), steps=steps, seed=seed, usd_per_hour=usd_per_hour
-    )
+    return Outlook(plan, request.cluster, steps, request.price)

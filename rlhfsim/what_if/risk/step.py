@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from statistics import NormalDist
 
@@ -37,6 +36,7 @@ from numpy.typing import NDArray
 
 from rlhfsim.kernels.cost import Z90, Cost
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.simulation.noise import generator
 
 Floats = NDArray[np.float64]
@@ -74,7 +74,7 @@ def two_sided(value: float, low: float, high: float, z: Floats) -> Floats:
     return drawn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepLaw:
     """What is known of the mean step of a plan."""
 

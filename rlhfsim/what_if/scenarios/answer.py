@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -14,6 +13,7 @@ from typing import Any
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.provenance import content_hash, installed_version
+from rlhfsim.record import record
 from rlhfsim.search.requirements import Requirement, check_steps
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import format
@@ -22,13 +22,13 @@ from rlhfsim.what_if.scenarios.designs import Designs, model_hash
 from rlhfsim.what_if.scenarios.document import document_of, read_scenario
 from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, MAX_POINTS, Cases, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf, WhatIfProvenance
-from rlhfsim.what_if.scenarios.sensitivity import TornadoInput, ends, marked, tornado
+from rlhfsim.what_if.scenarios.sensitivity import TornadoInputs, ends, marked, tornado
 from rlhfsim.what_if.scenarios.sweep import SAMPLE, swept
 from rlhfsim.what_if.scenarios.whole_run import points as points_of
 from rlhfsim.what_if.scenarios.whole_run import steps_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ScenarioQuestions:
     """Everything that a scenario asks, ready to be designed."""
 
@@ -39,10 +39,8 @@ class ScenarioQuestions:
     """Whether a point of this name is; None: all are."""
     points: tuple[PointQuestion, ...]
     """Empty where they are more than `MAX_POINTS`: then each is made when its turn comes."""
-    inputs: tuple[TornadoInput, ...]
+    inputs: TornadoInputs
     break_evens: tuple[BreakEvenQuestion, ...]
-    name: str
-    text: str
 
     @property
     def everything(self) -> tuple[PointQuestion, ...]:
@@ -64,7 +62,7 @@ def asked(
     Raises:
         RlhfsimError: the first thing wrong, with file and line.
     """
-    source, text = read_scenario(given)
+    source = read_scenario(given)
     document = document_of(source)
     cases = Cases(document, source, settings)
     count, wanted = (_count(cases, only), _matching(only)) if only else (cases.count, None)
@@ -86,16 +84,9 @@ def asked(
         kept = _matching(only)
         sides = [{q.text.point, q.text.against or BASE} - {BASE} for q in break_evens]
         break_evens = [q for q, names in zip(break_evens, sides, strict=True) if all(map(kept, names))]
-        inputs = ()
+        inputs = {}
     return ScenarioQuestions(
-        cases=cases,
-        count=count,
-        wanted=wanted,
-        points=points,
-        inputs=inputs,
-        break_evens=tuple(break_evens),
-        name=source.name,
-        text=text,
+        cases=cases, count=count, wanted=wanted, points=points, inputs=inputs, break_evens=tuple(break_evens)
     )
 
 
@@ -161,7 +152,7 @@ def whatif(
     base, *points = marked(results)
     bars = tornado(questions.cases, questions.inputs, base, designs)
     evens = tuple(question.answer(designs) for question in questions.break_evens)
-    document = questions.cases.document
+    document, source = questions.cases.document, questions.cases.source
     return WhatIf(
         title=document.title,
         question=document.question,
@@ -176,9 +167,9 @@ def whatif(
         provenance=WhatIfProvenance(
             rlhfsim_version=installed_version("rlhfsim"),
             model_hash=model_hash(),
-            scenario=questions.name,
-            scenario_hash=content_hash(questions.text),
-            text=questions.text,
+            scenario=source.name,
+            scenario_hash=content_hash(source.text),
+            text=source.text,
             command="",
             started=started,
             seconds=time.perf_counter() - begin,
@@ -226,7 +217,7 @@ def _counted(counts: Counter[str], tables: Sequence[Path]) -> Iterator[str]:
 def _requests(questions: ScenarioQuestions) -> Iterator[Any]:
     """Every question that is known before an answer is."""
     yield from (case.request for case in questions.everything)
-    yield from (case.request for one in questions.inputs for case in (one.low, one.high))
+    yield from (case.request for pair in questions.inputs.values() for case in pair)
     yield from (request for question in questions.break_evens for request in question.requests)
 
 

@@ -14,13 +14,13 @@ Two crossings between neighbouring samples are not seen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
 import numpy as np
 from scipy.optimize import brentq
 
+from rlhfsim.record import record
 from rlhfsim.what_if.points import Line, edge, geometric
 from rlhfsim.what_if.scenarios.result import Tried
 
@@ -39,7 +39,7 @@ class _Undefined(Exception):
     """Neither side fits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Crossing:
     """A value at which the state changes."""
 

@@ -16,22 +16,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from rlhfsim.cache import Cache
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.provenance import content_hash
+from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.prices import market_of
 from rlhfsim.specs.hardware.profiles import profile_hash
-from rlhfsim.specs.loading import checked, read_bytes
+from rlhfsim.specs.loading import adapter, checked, read_bytes
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical
 from rlhfsim.step.prediction import usd_per_step
@@ -59,7 +58,7 @@ PREDICTS = (
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DesignResult:
     """What a search came to."""
 
@@ -165,18 +164,13 @@ class Store:
         self._cache.write(f"{key}.json", json.dumps(kept).encode() + b"\n")
 
 
-@cache
-def _adapter() -> TypeAdapter[DesignResult]:
-    """What writes and reads designs, built once: that takes far longer than to read one."""
-    return TypeAdapter(DesignResult)
-
-
 def _plain(designed: DesignResult) -> Any:
-    return _adapter().dump_python(designed, mode="json")
+    return adapter(DesignResult).dump_python(designed, mode="json")
 
 
 def _read(data: Any) -> DesignResult:
-    return _adapter().validate_python(data)
+    designed: DesignResult = adapter(DesignResult).validate_python(data)
+    return designed
 
 
 # --- every design of a scenario ---------------------------------------------------------------------

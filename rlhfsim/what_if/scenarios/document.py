@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from rlhfsim import resources
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
+from rlhfsim.record import record
 from rlhfsim.search.request import Objective, known_switch
 from rlhfsim.search.role_fields import ROLE_FIELDS, RoleName
 from rlhfsim.specs.hardware.clusters import ClusterText
@@ -20,7 +21,7 @@ from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.quantities import Bytes, Positive, Ratio, Seconds, Text
 from rlhfsim.specs.ranges import Lag, PoolGpus, Risk, SearchTime, Steps
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.workload import Workload, with_usual_kl
 from rlhfsim.what_if.dotted_paths import Names
 
 Switch = Annotated[str, AfterValidator(known_switch)]
@@ -29,12 +30,16 @@ Switch = Annotated[str, AfterValidator(known_switch)]
 FieldName = Annotated[str, Names(tuple(ROLE_FIELDS))]
 Of = Literal["step_time", "time_of_run", "cost_per_step", "cost_of_run"]
 Above = Annotated[Seconds, Field(gt=0)]
+RunSteps = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Steps of a run whose time is drawn."""
+AskedWork = Annotated[Workload, BeforeValidator(with_usual_kl)]
+"""What a step of a job has to do."""
 MAX_SCENARIO = 100
 """Named points, break-evens and inputs of a tornado that one scenario may have of each."""
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RequestText:
     """What may compete: the fields of `rlhfsim.Request`."""
 
@@ -58,7 +63,7 @@ class RequestText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PenaltyText:
     """How many more steps stale samples cost."""
 
@@ -68,7 +73,7 @@ class PenaltyText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FaultsText:
     """Failures or preemptions of nodes, and what the run does about them."""
 
@@ -84,7 +89,7 @@ class FaultsText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunText:
     """How long the run is: its steps, or a curve and a target."""
 
@@ -113,7 +118,7 @@ class RunText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Base:
     """The question that every point changes."""
 
@@ -124,7 +129,7 @@ class Base:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointText:
     """One named patch."""
 
@@ -134,7 +139,7 @@ class PointText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BreakEvenText:
     """A question of the form: from which value on does one point win, or meet a target?"""
 
@@ -172,7 +177,7 @@ class BreakEvenText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TornadoText:
     """Inputs that are moved one at a time."""
 
@@ -181,7 +186,7 @@ class TornadoText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Document:
     """The whole file."""
 
@@ -202,8 +207,8 @@ def scenario_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in resources.shipped("scenarios").glob("*.yaml")))
 
 
-def read_scenario(given: str | Path | Mapping[str, Any]) -> tuple[Source, str]:
-    """A scenario by path, by the name of a shipped one, or as a mapping; and its text.
+def read_scenario(given: str | Path | Mapping[str, Any]) -> Source:
+    """A scenario by path, by the name of a shipped one, or as a mapping.
 
     Raises:
         RlhfsimError: no such file or name, or not YAML.
@@ -211,8 +216,7 @@ def read_scenario(given: str | Path | Mapping[str, Any]) -> tuple[Source, str]:
     if isinstance(given, Mapping):
         import json
 
-        text = json.dumps(given, indent=1)
-        return Source("mapping", text, dict(given)), text
+        return Source("mapping", json.dumps(given, indent=1), dict(given))
     path = Path(given)
     if path.suffix not in (".yaml", ".yml", ".json"):
         if path.is_file():
@@ -228,8 +232,7 @@ def read_scenario(given: str | Path | Mapping[str, Any]) -> tuple[Source, str]:
                 "scenario", str(given)[:60], scenario_names(), place=Place(file="command line")
             )
         path = shipped
-    text = read_text(path)
-    return parse_yaml(text, str(path)), text
+    return parse_yaml(read_text(path), str(path))
 
 
 def document_of(source: Source) -> Document:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pandas as pd
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.extras import need
+from rlhfsim.record import record
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.scenarios.result import COLUMNS, PARQUET
 
@@ -24,7 +24,7 @@ MOST_VALUES = 200
 """Values of a column up to which points can be chosen by it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointColumn:
     """A column in which points differ."""
 
@@ -36,7 +36,7 @@ class PointColumn:
     """Place of each point: which of the values it has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointRow:
     """One point of the table."""
 
@@ -47,7 +47,7 @@ class PointRow:
     money: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointTable:
     """All points, as columns."""
 

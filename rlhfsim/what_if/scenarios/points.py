@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, is_dataclass
 from functools import cache, lru_cache
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.clusters import cluster_from
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -36,7 +37,7 @@ BITS = 8
 COMMAND_LINE = Place(file="command line")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointQuestion:
     """One point as a question that can be designed."""
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.extras import need
 from rlhfsim.outputs import csv_cell, write_atomically
 from rlhfsim.plan import Plan
-from rlhfsim.specs.loading import checked, convert, parse_json, read_text
+from rlhfsim.record import record
+from rlhfsim.specs.loading import adapter, checked, convert, parse_json, read_text
 from rlhfsim.specs.quantities import AboveZero, Amount, Finite, Share
 from rlhfsim.units import MIB, Dimension
 from rlhfsim.what_if.dotted_paths import keys, value_at
@@ -37,7 +35,7 @@ MAX_BYTES = int(256 * MIB)
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointTarget:
     """A target against a point."""
 
@@ -52,7 +50,7 @@ class PointTarget:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointResult:
     """One point of the scenario with the best plan that was found for it."""
 
@@ -120,7 +118,7 @@ class PointResult:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TornadoBar:
     """What one input moves, all others as in the base; None: nothing fits there, or no price is known."""
 
@@ -151,7 +149,7 @@ def _swing(base: float | None, *ends: float | None) -> float:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Tried:
     """One value at which both sides of a break-even were designed anew; None: nothing fits."""
 
@@ -163,7 +161,7 @@ class Tried:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PointBreakEven:
     """Where one point becomes as good as another one, or meets a target."""
 
@@ -192,7 +190,7 @@ class PointBreakEven:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WhatIfProvenance:
     """Where a result comes from."""
 
@@ -216,7 +214,7 @@ class WhatIfProvenance:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WhatIf:
     """A scenario and its answers."""
 
@@ -244,7 +242,7 @@ class WhatIf:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        plain: dict[str, Any] = _adapter().dump_python(self, mode="json")
+        plain: dict[str, Any] = adapter(WhatIf).dump_python(self, mode="json")
         return plain
 
     def to_frame(self) -> pd.DataFrame:
@@ -261,11 +259,6 @@ class WhatIf:
             write_table(self.to_frame(), where)
         else:
             write_atomically(where, json.dumps(self.to_dict()) + "\n")
-
-
-@cache
-def _adapter() -> TypeAdapter[WhatIf]:
-    return TypeAdapter(WhatIf)
 
 
 def read_whatif(path: str | Path) -> WhatIf:

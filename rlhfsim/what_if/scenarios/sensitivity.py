@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rlhfsim.search.pareto import undominated
 from rlhfsim.what_if.scenarios.designs import Designs
@@ -12,44 +12,39 @@ from rlhfsim.what_if.scenarios.result import PointResult, TornadoBar
 from rlhfsim.what_if.scenarios.whole_run import points
 from rlhfsim.what_if.work import StepWork
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TornadoInput:
-    """One input of the tornado as two questions."""
-
-    path: str
-    low: PointQuestion
-    high: PointQuestion
+TornadoInputs = Mapping[str, tuple[PointQuestion, PointQuestion]]
+"""Path -> the questions with its low and its high value."""
 
 
-def ends(cases: Cases) -> tuple[TornadoInput, ...]:
+def ends(cases: Cases) -> TornadoInputs:
     """The inputs of the tornado.
 
     Raises:
         RlhfsimError: an unknown path or a bad value.
     """
     text = cases.document.tornado
-    inputs = []
+    inputs = {}
     for path, pair in (text.vary if text else {}).items():
         where = {path: cases.source.place(("tornado", "vary", path))}
         low, high = (cases.patched(f"{path} {worded(path, v)}", {path: v}, where) for v in pair)
-        inputs.append(TornadoInput(path=path, low=low, high=high))
-    return tuple(inputs)
+        inputs[path] = low, high
+    return inputs
 
 
 def tornado(
-    cases: Cases, inputs: Sequence[TornadoInput], base: PointResult, designs: Designs
+    cases: Cases, inputs: TornadoInputs, base: PointResult, designs: Designs
 ) -> tuple[TornadoBar, ...]:
     """Every input at its low and its high value, the largest swing first."""
-    bars = [_bar(cases, one, base, designs) for one in inputs]
+    bars = [_bar(path, (*pair, cases.base), base, designs) for path, pair in inputs.items()]
     return tuple(sorted(bars, key=lambda bar: -bar.swing))
 
 
-def _bar(cases: Cases, one: TornadoInput, base: PointResult, designs: Designs) -> TornadoBar:
-    low, high = points((one.low, one.high), designs)
-    labels = [worded(one.path, standing(case, one.path)) for case in (one.low, one.high, cases.base)]
+def _bar(path: str, cases: Sequence[PointQuestion], base: PointResult, designs: Designs) -> TornadoBar:
+    """`cases`: its low value, its high value, the base."""
+    low, high = points(cases[:2], designs)
+    labels = [worded(path, standing(case, path)) for case in cases]
     return TornadoBar(
-        path=one.path,
+        path=path,
         low_label=labels[0],
         high_label=labels[1],
         base_label=labels[2],

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.search.parallel import cores, mapped
 from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Limit, Request
@@ -21,13 +22,11 @@ from rlhfsim.specs.hardware.prices import price_of
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import checked, load
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.specs.quantities import Seconds
-from rlhfsim.specs.workload.workload import Workload, with_usual_kl
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.risk.odds import quantiles
-from rlhfsim.what_if.risk.run import outlook
+from rlhfsim.what_if.risk.run import outlook_for
 from rlhfsim.what_if.scenarios.designs import Designs
-from rlhfsim.what_if.scenarios.document import Switch
+from rlhfsim.what_if.scenarios.document import Above, AskedWork, RunSteps, Switch
 from rlhfsim.what_if.shared_pool.pairs import job_step
 from rlhfsim.what_if.shared_pool.schedule import (
     LIMIT_S,
@@ -50,15 +49,15 @@ LEAST_LIMIT_S = 0.2
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PoolJobText:
     """One job's file."""
 
     name: str = ""
     """Default: the name of the file."""
-    workload: Annotated[Workload, BeforeValidator(with_usual_kl)]
-    steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    deadline: Annotated[Seconds, Field(gt=0)]
+    workload: AskedWork
+    steps: RunSteps
+    deadline: Above
     """From now until the run is done."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """How much its deadline counts against those of the others."""
@@ -68,7 +67,7 @@ class PoolJobText:
     """Instances next to the pool that its rollout may have; plans without them compete too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PoolAnswer:
     """Jobs on a pool: the schedule, and who may share GPUs with whom."""
 
@@ -243,7 +242,7 @@ def _widened(
 
 def _option(job: PoolJobText, request: Request, plan: Plan, gap: float) -> PoolOption | None:
     """The job on its part of the pool; None where its rollout cannot live on the instances that it rents."""
-    look = outlook(plan, request.cluster, job.steps)
+    look = outlook_for(request, plan, job.steps)
     shape = job_step(plan, request.cluster)
     alone = PoolOption(
         job=job.name,

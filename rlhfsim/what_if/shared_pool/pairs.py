@@ -15,16 +15,16 @@ Not known here: gaps inside a call (an environment between two turns), more than
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.units import format
 from rlhfsim.weight_sync.offload import copy_in, copy_out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class JobStep:
     """What sharing needs to know of a job on a number of GPUs."""
 
@@ -45,7 +45,7 @@ class JobStep:
     """Host memory of a node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sharing:
     """Two jobs in turn."""
 

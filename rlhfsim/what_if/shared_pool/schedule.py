@@ -22,6 +22,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
+from rlhfsim.what_if.risk.odds import quantiles
 from rlhfsim.what_if.risk.step import Floats
 from rlhfsim.what_if.shared_pool.pairs import JobStep, Sharing, sharing
 from rlhfsim.what_if.shared_pool.spot import SpotPace
@@ -79,7 +81,7 @@ class PoolOption:
         return self.fits * float(np.mean(self.drawn_s <= deadline_s))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class JobTerms:
     """What is asked of a job."""
 
@@ -114,7 +116,7 @@ class PoolMode:
         return tuple(o.job for o in self.options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ScheduledMode:
     """A mode with its planned start."""
 
@@ -122,7 +124,7 @@ class ScheduledMode:
     start_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PoolPlan:
     """Every job with its GPUs and its start, and how surely it is done in time."""
 
@@ -285,12 +287,11 @@ def _replayed(
             for job, end in zip(one.mode.jobs, one.mode.ends_s, strict=True):
                 begins[job][row], ends[job][row] = begun, begun + float(end[i])
     fits = {o.job: o.fits for s in starts for o in s.mode.options}
-    levels = {job: np.quantile(e, (0.1, 0.5, 0.9)).tolist() for job, e in ends.items()}
     return PoolPlan(
         modes=tuple(starts),
         in_time={job: fits[job] * float(np.mean(e <= jobs[job].deadline_s)) for job, e in ends.items()},
         begins_s={job: float(np.median(b)) for job, b in begins.items()},
-        ends_s={job: (q[0], q[1], q[2]) for job, q in levels.items()},
+        ends_s={job: quantiles(e) for job, e in ends.items()},
         makespan_s=float(np.median(np.maximum.reduce(list(ends.values())))),
         value=value,
         gap=gap,

@@ -16,7 +16,7 @@ Not known here: instances that go together because a whole region is short of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import comb
 from typing import Annotated
 
@@ -25,25 +25,26 @@ from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
-from rlhfsim.specs.quantities import Seconds
 from rlhfsim.what_if.estimate import priced_placement
 from rlhfsim.what_if.risk.step import Floats, normals
+from rlhfsim.what_if.scenarios.document import Above
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SpotRollouts:
     """Instances next to the pool that a job may rent for its rollout alone."""
 
     instances: Annotated[int, Field(ge=1, le=64)]
     gpus: Annotated[int, Field(ge=1, le=72)]
     """GPUs of an instance."""
-    there: Annotated[Seconds, Field(gt=0)]
+    there: Above
     """Mean time until an instance is taken away (U)."""
-    away: Annotated[Seconds, Field(gt=0)]
+    away: Above
     """Mean time until another one generates in its place, with start and weights (D)."""
 
     @property
@@ -63,7 +64,7 @@ class SpotRollouts:
         return self.instances * self.gpus * self.available
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SpotPace:
     """What instances that come and go do to a run."""
 

@@ -1,18 +1,24 @@
-"""What sending only the changed elements of the weights would save, where a plan waits long for its sync.
+"""What a plan would save by what nobody asked for: only changes of its weights sent, its trainer lent.
 
-The search takes such a path only where it is named, since how much changes is not known before the run: here
-one formula a path says when naming it is worth a try.
+The search takes neither unless it is named, since what decides is not known before a run. Here one formula a
+path, or one simulation of the same layouts (`--allow lend`), says when naming it is worth a try.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.search.candidates import judged
+from rlhfsim.record import record
+from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.request import Request
+from rlhfsim.simulation.asynchronous.run import WAIT
+from rlhfsim.specs.frameworks.runs import LENDS
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
+from rlhfsim.specs.scenario import check_placement
 from rlhfsim.step.calls import CallSetting, planned_sync
 from rlhfsim.step.timetable import SYNC
 
@@ -20,7 +26,7 @@ WORTH = 0.1
 """Least share of the step that is saved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SentChanges:
     """A weight path of changes beside the plan's own."""
 
@@ -64,3 +70,29 @@ def sent_changes(plan: Plan, request: Request) -> SentChanges | None:
     if saved < WORTH:
         return None
     return SentChanges(path=path, seconds=usable[path], planned_s=planned, saved=saved)
+
+
+def lent_trainer(plan: Plan, request: Request) -> Candidate | None:
+    """The plan with its trainer's GPUs lent; None where it cannot be, or saves less than a tenth."""
+    request = replace(request, workload=plan.workload)
+    waiting_s = sum(phase.seconds for phase in plan.prediction.phases if phase.name == WAIT)
+    return lent(plan.placement, waiting_s, plan.prediction.step_s, request)
+
+
+def lent(placement: Placement, waiting_s: float, step_s: float, request: Request) -> Candidate | None:
+    """A plan with its trainer's GPUs lent; None where that cannot be, or saves too little.
+
+    `waiting_s`: seconds of its step in which the trainer waits for samples.
+    """
+    models = models_of(request.workload)
+    runs = request.runs is None or LENDS in request.runs.features
+    searched = "lend" in request.allow | request.forbid
+    if placement.schedule.lend or not runs or searched or waiting_s < WORTH * step_s:
+        return None
+    placement = replace(placement, schedule=replace(placement.schedule, lend=True))
+    try:
+        check_placement(placement, request.workload, models, request.cluster)
+    except RlhfsimError:
+        return None
+    found = judged(request, models, placement)
+    return found if found and found.seconds <= (1 - WORTH) * step_s else None
