@@ -46,7 +46,7 @@ class Assumption:
 
     def matches(self, row: Row) -> bool:
         """Whether every column of `match` holds one of its values."""
-        return all(_accepts(row.text(c) or "", accepted) for c, accepted in self.match.items())
+        return all(_accepts(row.words(c), accepted) for c, accepted in self.match.items())
 
 
 def _accepts(cell: str, accepted: tuple[str, ...]) -> bool:

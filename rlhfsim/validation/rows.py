@@ -45,6 +45,15 @@ class Row:
         assert known, f"{self.table} has no column {column}"
         return self.values.get(column) or None
 
+    def words(self, column: str) -> str:
+        """The words in `column`, empty when it is blank."""
+        return self.text(column) or ""
+
+    @property
+    def framework(self) -> str:
+        """Framework and release that the row names; empty when it names none."""
+        return self.words("framework")
+
     def number(self, column: str) -> float | None:
         """The number in `column`, or None when it is blank.
 

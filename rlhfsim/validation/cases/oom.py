@@ -109,7 +109,7 @@ def _named(text: str, actor: ModelSpec | None) -> ModelSpec:
 
 
 def _models(row: Row) -> Models:
-    text = row.text("model") or ""
+    text = row.words("model")
     first, *others = re.split(r"\s\+\s|;\s", text)
     actor = _named(first, None)
     scored = _named(others[0], actor) if others else actor
@@ -123,7 +123,7 @@ def _models(row: Row) -> Models:
 
 
 def _algorithm(row: Row) -> Algorithm:
-    text = (row.text("algo") or "").lower()
+    text = row.words("algo").lower()
     if "sft" in text:
         raise Skip("supervised fine-tuning, no RLHF step")
     for key, name in (("dpo", "dpo"), ("ppo", "ppo"), ("rloo", "rloo")):
@@ -134,12 +134,12 @@ def _algorithm(row: Row) -> Algorithm:
 
 def _reward_model(row: Row) -> bool:
     """PPO rows name a reward model; GRPO and verl's and NeMo-RL's PPO recipes score by rules."""
-    rules = any(name in (row.text("framework") or "") for name in ("verl", "NeMo-RL", "TinyZero"))
+    rules = any(name in row.framework for name in ("verl", "NeMo-RL", "TinyZero"))
     return _algorithm(row) == "ppo" and not rules
 
 
 def _gpu(row: Row) -> str:
-    kind = row.text("gpu_type") or ""
+    kind = row.words("gpu_type")
     for start, name in GPUS:
         if kind.startswith(start):
             return name
@@ -161,7 +161,7 @@ def _lengths(row: Row) -> tuple[float, float]:
     response = _tokens(row.text("response_len"))
     if response is None:
         raise Skip("sequence length is not stated")
-    whole = re.search("total|max_len|seq_len", row.text("response_len") or "")
+    whole = re.search("total|max_len|seq_len", row.words("response_len"))
     if whole:
         return response / 2, response / 2
     return _tokens(row.text("prompt_len")) or 1.0, response
@@ -169,8 +169,8 @@ def _lengths(row: Row) -> tuple[float, float]:
 
 def _workload(row: Row) -> Workload:
     prompt, response = (Fixed(value=tokens) for tokens in _lengths(row))
-    rank = re.search(r"lora\D*r(\d+)", (row.text("algo") or "").lower())
-    lora = "lora" in (row.text("algo") or "").lower()
+    rank = re.search(r"lora\D*r(\d+)", row.words("algo").lower())
+    lora = "lora" in row.words("algo").lower()
     return Workload(
         algorithm=_algorithm(row),
         reward=Reward(model="same") if _reward_model(row) else Reward(rules=Rules()),
@@ -186,7 +186,7 @@ def _workload(row: Row) -> Workload:
 
 
 def _backend(row: Row) -> Backend:
-    text = row.text("train_backend") or ""
+    text = row.words("train_backend")
     for start, name in (("fsdp", "fsdp2"), ("megatron", "megatron"), ("deepspeed", "deepspeed")):
         if text.startswith(start):
             return name  # type: ignore[return-value]
@@ -219,7 +219,7 @@ def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
 
 def _train_offload(row: Row) -> Offload:
     """Adam on the host during training, not merely between phases."""
-    text = row.text("offload") or ""
+    text = row.words("offload")
     during = re.search(r"adam_offload|optimizer-cpu-offload|cpu adam|^cpu$|OFFLOAD_FRACTION", text)
     return "cpu" if during and "no adam_offload" not in text else "none"
 
@@ -230,8 +230,8 @@ def _residency(row: Row) -> tuple[Residency, bool]:
     NeMo-RL, slime and ms-swift's offload options move the whole policy to the host before the
     engine wakes (NeMo-RL `offload_after_refit`; slime `--colocate`); verl does what its flags say.
     """
-    text, framework = row.text("offload") or "", row.text("framework") or ""
-    colocated = (row.text("arch") or "").startswith(("colocated", "hybrid"))
+    text, framework = row.words("offload"), row.framework
+    colocated = row.words("arch").startswith(("colocated", "hybrid"))
     if colocated and framework.startswith(("NeMo-RL", "slime")):
         return "offloaded", True
     between = _train_offload(row) != "cpu"
@@ -263,7 +263,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
     if placed_roles.get("actor") not in sizes:
         raise Skip("GPUs of the actor are not stated")
     residency, optimizer_away = _residency(row)
-    offload = row.text("offload") or ""
+    offload = row.words("offload")
     hosted = reference_on_host(framework_of(row), backend, lora=workload.lora is not None)
 
     def placed(role: str) -> RolePlacement | None:
@@ -273,7 +273,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
         micro = _micro(row, "micro_train" if trained else "micro_logprob")
         away: Residency = residency if trained else _frozen_residency(row, offload)
         if role == "reference" and residency == "resident" and placed_roles[role] == placed_roles["actor"]:
-            away = "swapped" if (row.text("framework") or "").startswith("NeMo-RL") else away
+            away = "swapped" if row.framework.startswith("NeMo-RL") else away
         layout = _layout(row, backend, sizes[placed_roles[role]], micro)
         if role == "reference" and hosted:
             layout, away = replace(layout, offload_params="cpu"), "resident"
@@ -298,12 +298,12 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
 
 def _frozen_residency(row: Row, offload: str) -> Residency:
     """NeMo-RL keeps the reference on the host; others as their flags say."""
-    host = (row.text("framework") or "").startswith("NeMo-RL") or "ref" in offload
+    host = row.framework.startswith("NeMo-RL") or "ref" in offload
     return "offloaded" if host else "resident"
 
 
 def _path(row: Row, sizes: dict[str, int]) -> WeightPath:
-    if (row.text("arch") or "").startswith("hybrid engine"):
+    if row.words("arch").startswith("hybrid engine"):
         return "none"
     return "broadcast" if len(sizes) > 1 else "ipc"
 
@@ -313,23 +313,23 @@ def _rollout(
 ) -> RolloutPlacement | None:
     """The engine with its framework's settings; none where the policy generates with its own modules."""
     engine = row.text("rollout_engine")
-    if (row.text("arch") or "").startswith("hybrid engine"):
+    if row.words("arch").startswith("hybrid engine"):
         return _hybrid_engine(row, sizes, roles, models)
-    if engine is None and not (row.text("framework") or "").startswith("prime-rl"):
+    if engine is None and not row.framework.startswith("prime-rl"):
         return None
     if row.text("rollout_tp") is None:
         if roles["rollout"] != roles["actor"]:
             return None  # the engine of another pool is not described: the trainer is judged alone
         raise Skip("tensor parallelism of the engine is not stated")
     pool = roles["rollout"]
-    framework = row.text("framework") or ""
+    framework = row.framework
     tp = row.integer("rollout_tp") or 1
     share = row.number("gpu_mem_util")
     if share is None:
         raise Skip("gpu_memory_utilization is not stated")
     wide = framework.startswith("NeMo-RL") and models.actor.moe is not None and tp > 8
     graphs = not framework.startswith(("verl", "rLLM"))
-    if graphs and (row.text("date") or "") < GRAPHS_INSIDE:
+    if graphs and row.words("date") < GRAPHS_INSIDE:
         profile = load_profile(_gpu(row))
         share += profile["cuda_graph_bytes"] / profile.usable_memory.value
     layout = RolloutLayout(

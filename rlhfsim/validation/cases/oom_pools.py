@@ -26,7 +26,7 @@ def pools(row: Row, gpus: int) -> tuple[dict[str, int], dict[str, str]]:
     the generation nodes.
     """
     roles = MODELS
-    arch, text = row.text("arch") or "", (row.text("placement") or "").lower()
+    arch, text = row.words("arch"), row.words("placement").lower()
     engine = (row.integer("rollout_tp") or 1) * (row.integer("rollout_engines") or 1)
     if "disaggregated" not in arch:
         return {"all": gpus}, dict.fromkeys((*roles, "rollout"), "all")
@@ -38,7 +38,7 @@ def pools(row: Row, gpus: int) -> tuple[dict[str, int], dict[str, str]]:
     split = re.search(r"(\d+) train \+ (\d+) infer", text)
     if split:
         return {"train": int(split[1]), "rollout": int(split[2])}, _on("train", roles)
-    if "train" in (row.text("gpus") or "") or not text:
+    if "train" in row.words("gpus") or not text:
         return {"train": gpus, "rollout": engine}, _on("train", roles)
     return _role_pools(text, engine, roles)
 

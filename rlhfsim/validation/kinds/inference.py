@@ -99,7 +99,7 @@ def _outcome(row: Row) -> Outcome:
 
 def skip_reason(row: Row) -> str | None:
     """Why a row is not predicted, or None."""
-    scenario = row.text("scenario") or ""
+    scenario = row.words("scenario")
     blank = missing(row, NEEDED if scenario == SINGLE else (*NEEDED, *LENGTHS))
     if blank:
         return f"not stated: {', '.join(blank)}"
@@ -136,11 +136,11 @@ def throughput(row: Row) -> float:
 
 def job_of(row: Row) -> ServingJob:
     """Model, device and layout of a complete row."""
-    precision, engine = FORMATS[row.text("precision") or ""], _engine(row)
+    precision, engine = FORMATS[row.words("precision")], _engine(row)
     assert engine is not None
     batch = row.integer("batch_or_concurrency")
     tp, gpus = row.integer("tp") or 1, row.integer("gpus") or 1
-    model = resolve_model(row.text("model_config_key") or "")
+    model = resolve_model(row.words("model_config_key"))
     experts = min(tp, row.integer("ep_or_dep") or 1) if model.moe else 1
     apart = row.text("attention_dp") == "yes"
     layout = RolloutLayout(
@@ -180,17 +180,17 @@ def _assumptions(row: Row, filled: tuple[str, ...]) -> tuple[str, ...]:
         return (f"context {SHORT_CONTEXT:g} tokens",)
     batch = () if row.text("batch_or_concurrency") else (f"at most {MOST} sequences at a time",)
     share = () if row.text("kv_share_of_free") else ("90 % of memory",)
-    fp8 = ("FP8 KV cache",) if FORMATS[row.text("precision") or ""] in NARROW else ()
+    fp8 = ("FP8 KV cache",) if FORMATS[row.words("precision")] in NARROW else ()
     return (*batch, *share, *fp8, *filled)
 
 
 def _engine(row: Row) -> Engine | None:
-    name = row.text("engine") or ""
+    name = row.words("engine")
     return next((engine for start, engine in ENGINES if name.startswith(start)), None)
 
 
 def _profile_name(row: Row) -> str | None:
-    name = row.text("gpu_type") or ""
+    name = row.words("gpu_type")
     try:
         return load_profile(GPUS.get(name, name)).name
     except RlhfsimError:

@@ -42,7 +42,7 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 
 def _row(row: Row) -> list[Outcome]:
     filled, notes = apply("memory", row)
-    kind = (row.text("measured_or_analytic") or "").lower()
+    kind = row.words("measured_or_analytic").lower()
     if not kind.startswith("measured"):
         return [_outcome(row, "memory.training_peak", skipped=f"not a measurement: {kind}")]
     if kind != "measured" and row.text("weights_gib_per_gpu") is None:
@@ -87,7 +87,7 @@ def model_of(row: Row) -> ModelSpec:
 
 def linear_bytes(row: Row) -> tuple[float, float]:
     """Bytes per element of linear layers and of experts, from precision and model name."""
-    precision, name = row.text("precision") or "", row.text("model") or ""
+    precision, name = row.words("precision"), row.words("model")
     if precision == "mxfp4":
         return 2.0, BYTES_PER_ELEMENT["mxfp4"]
     if precision == "fp16/quantised":
@@ -120,10 +120,10 @@ def _batch_limits(row: Row) -> dict[str, int]:
     2048; V0 256 sequences and, without chunked prefill, as many tokens as the context
     (vllm/engine/arg_utils.py `get_batch_defaults`; vllm/config.py SchedulerConfig of 0.6).
     """
-    version = re.search(r"0\.(\d+)", row.text("framework") or "")
+    version = re.search(r"0\.(\d+)", row.framework)
     minor = int(version[1]) if version else 99
-    v1 = minor >= 9 or "V1" in (row.text("framework") or "")
-    large = _total_memory(row) >= 70 * GIB and "A100" not in (row.text("gpu_type") or "")
+    v1 = minor >= 9 or "V1" in row.framework
+    large = _total_memory(row) >= 70 * GIB and "A100" not in row.words("gpu_type")
     if not v1:
         context = row.integer("max_model_len") or model_of(row).max_position or 2048
         return {"max_num_seqs": 256, "max_batched_tokens": max(2048, context)}
@@ -148,7 +148,7 @@ def _profile(row: Row) -> Profile:
 
 def _gpu(row: Row) -> str | None:
     """The profile of the row's GPU; None where it is not stated or known."""
-    kind = row.text("gpu_type") or ""
+    kind = row.words("gpu_type")
     listed = next((name for start, name in _TYPES if kind.startswith(start)), None)
     try:
         return listed or load_profile(kind).name
@@ -184,7 +184,7 @@ def _weights(row: Row) -> Outcome:
 
 def _kv_tokens(row: Row) -> Outcome:
     model, layout, total = model_of(row), _layout(row), _total_memory(row)
-    if not (row.text("framework") or "").startswith("vLLM"):
+    if not row.framework.startswith("vLLM"):
         raise Skip("SGLang's reserve outside mem-fraction-static is not stated")
     linear, expert = linear_bytes(row)
     profile = _profile(row)
@@ -247,7 +247,7 @@ def _models() -> dict[str, ModelSpec]:
 
 def _training(row: Row) -> Outcome:
     measured, unit = _measured_peak(row)
-    if re.search(r"\bOOM\b", row.text("notes") or ""):
+    if re.search(r"\bOOM\b", row.words("notes")):
         raise Skip("the run ended out of memory: what it printed before is no peak")
     setting = setting_of(row)
     peak = training_peak(row, setting)
@@ -266,7 +266,7 @@ def _training(row: Row) -> Outcome:
 
 def setting_of(row: Row) -> CallSetting:
     """The plan of a training row."""
-    model = _models().get(row.text("model") or "") or model_of(row)
+    model = _models().get(row.words("model")) or model_of(row)
     return peak_setting(row, model, _profile(row))
 
 
@@ -274,7 +274,7 @@ def conditions_of(row: Row, model: ModelSpec) -> Conditions:
     """What a training row ran on what; memory asks little of the GPU."""
     words = f"{row.text('framework') or ''} {row.text('fsdp_or_zero') or ''}".lower()
     backend = "megatron" if "megatron" in words else "deepspeed" if "zero" in words else "fsdp2"
-    framework = re.split(r" \(| v\d| \d", row.text("framework") or "", maxsplit=1)[0]
+    framework = re.split(r" \(| v\d| \d", row.framework, maxsplit=1)[0]
     return Conditions(
         kind="memory.training_peak",
         framework=framework,
@@ -286,7 +286,7 @@ def conditions_of(row: Row, model: ModelSpec) -> Conditions:
         length=row.number("seq_len") or 1024.0,
         gpus=row.integer("gpus") or 1,
         algorithm="pre-training",
-        precision="fp8" if "fp8" in (row.text("precision") or "") else "bf16",
+        precision="fp8" if "fp8" in row.words("precision") else "bf16",
         mixer=model.mixer,
         kernels=kernels_of(_profile(row)),
     )
@@ -300,6 +300,6 @@ def _measured_peak(row: Row) -> tuple[float, float]:
     printed = row.number("peak_mem_gb_as_published")
     if printed is None:
         raise Skip("no peak in the row")
-    framework = row.text("framework") or ""
+    framework = row.framework
     binary = any(framework.startswith(name) for name in ("verl", "DeepSpeed", "Megatron-Core"))
     return printed, GIB if binary else GB

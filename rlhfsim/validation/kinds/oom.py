@@ -40,7 +40,7 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 
 def excluded(row: Row) -> str | None:
     """Why a row is no test of a configuration, or None."""
-    kind = row.text("kind") or ""
+    kind = row.words("kind")
     if kind not in OUTCOME:
         reasons = {
             "question": "a question, nobody ran it",
@@ -48,11 +48,11 @@ def excluded(row: Row) -> str | None:
             "oom_host": "host memory, whose other users the thread does not state",
         }
         return reasons.get(kind, f"kind {kind}")
-    if not (row.text("config_completeness") or "").startswith("full"):
+    if not row.words("config_completeness").startswith("full"):
         return f"configuration is {row.text('config_completeness')}"
-    if "gpu_mem_gb assumed" in (row.text("inferred_fields") or ""):
+    if "gpu_mem_gb assumed" in row.words("inferred_fields"):
         return "the memory of the GPU is the reader's assumption, nobody stated it"
-    return NOT_THE_CONFIGURATION.get(row.text("case_id") or "")
+    return NOT_THE_CONFIGURATION.get(row.words("case_id"))
 
 
 def _outcome(row: Row) -> Outcome:
@@ -69,7 +69,7 @@ def _outcome(row: Row) -> Outcome:
         return basic(skipped=skip.message, detail={"half": half(row)})
     peak = memory.peak
     return basic(
-        measured=OUTCOME[row.text("kind") or ""],
+        measured=OUTCOME[row.words("kind")],
         predicted=computed(memory),
         assumptions=notes,
         detail={

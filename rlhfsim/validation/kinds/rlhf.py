@@ -112,7 +112,7 @@ def conditions_of(row: Row, asked: RunSpecs) -> Conditions:
     actor = models_of(work).actor
     return Conditions(
         kind="rlhf.step",
-        framework=(row.text("framework") or "").partition(" v")[0],
+        framework=row.framework.partition(" v")[0],
         backend=asked.placement.backend,
         gpu=asked.cluster.node_group.profile.name,
         model=actor.name,
@@ -152,7 +152,7 @@ def timed_cost(row: Row, step: Iteration, kind: str) -> Cost:
 def timed_names(row: Row, kind: str) -> tuple[str, ...]:
     """The phases that the framework's timer of a kind of `PHASES` covers."""
     names = PHASES[kind][1]
-    framework = row.text("framework") or ""
+    framework = row.framework
     if framework.startswith("verl"):
         # its workers move parameters in and out inside the timed calls (fsdp_workers.py, tags v0.2 to v0.5)
         return WITH_SYNC if kind == "generation" and staleness_of(row) == 0 else around(*names)
@@ -173,7 +173,7 @@ def job_of(row: Row, asked: RunSpecs) -> tuple[str, str]:
 
     The workload is its settings, not the mean length that a run happened to have.
     """
-    name, _, release = (row.text("framework") or "").partition(" v")
+    name, _, release = row.framework.partition(" v")
     work = asked.workload
     settings = (
         work.algorithm,

@@ -85,7 +85,7 @@ def _outcome(row: Row, change: Change) -> Outcome:
     basic = partial(Outcome.of, row, kind_of(row), _label(filled))
     detail: dict[str, float | str] = {
         "scope": row.text("scope") or "not stated",
-        "mechanism": row.text("mechanism") or "",
+        "mechanism": row.words("mechanism"),
     }
     try:
         case = case_of(filled)
@@ -107,7 +107,7 @@ def _changed(ends: Route, change: Change, framework: str | None) -> Route:
 
 def kind_of(row: Row) -> str:
     """`KIND` where the scope is the transfer or the refit."""
-    scope = row.text("scope") or ""
+    scope = row.words("scope")
     return KIND if scope.startswith(TRANSFER_SCOPES) else OTHER
 
 
@@ -131,11 +131,11 @@ def _measured(row: Row) -> tuple[float, tuple[str, ...]]:
 
 def _around(row: Row, ends: Route) -> Cost:
     """What else the scope of a row holds: the trained role leaves, the engine wakes, weights come and go."""
-    scope, model = row.text("scope") or "", resolve_model(row.text("model_config_key") or "")
+    scope, model = row.words("scope"), resolve_model(row.words("model_config_key"))
     if "offload" in scope or scope.startswith("total refit"):
         away = offload.leaving(ends.source, model, ends.train, ends.backend)
         return away + offload.wake(ends.target, 0.0, level=2)
-    if scope.startswith("per-step") and "offload off" not in (row.text("train_parallel") or ""):
+    if scope.startswith("per-step") and "offload off" not in row.words("train_parallel"):
         size = model.num_params * MASTER_BYTES / ends.train.gpus
         pinned = ends.backend in offload.PINNING
         return offload.copy_in(ends.source, size, pinned=pinned) + offload.copy_out(
@@ -150,7 +150,7 @@ def _refuse_outliers(row: Row) -> None:
 
 
 def _mechanism(row: Row) -> Callable[[Route], Priced]:
-    words = row.text("mechanism") or ""
+    words = row.words("mechanism")
     if "one handle a tensor" in words:
         raise Skip("one CUDA IPC handle a tensor is not a path here: buckets share one")
     for beginning, price in _MECHANISMS:
@@ -216,7 +216,7 @@ def _ends(row: Row) -> Route:
     if pool_gpu is None:
         raise Skip("GPU type not stated")
     model = resolve_model(key)
-    layers = re.search(r"(\d+)layer", row.text("model") or "")
+    layers = re.search(r"(\d+)layer", row.words("model"))
     model = model.scaled(int(layers[1])) if layers else model
     profile = load_profile(_gpu(pool_gpu))
     same = row.text("colocated") == "yes"
@@ -230,7 +230,7 @@ def _ends(row: Row) -> Route:
         )
         for n in (train.gpus, rollout.gpus)
     )
-    one_node = "1 node, intra-node" in (row.text("train_parallel") or "")
+    one_node = "1 node, intra-node" in row.words("train_parallel")
     ends = route(model, train, rollout, PoolPair(source, target, same), _backend(row))
     if same or one_node or not ends.one_domain:
         return ends
@@ -241,7 +241,7 @@ def _ends(row: Row) -> Route:
 
 def framework_of(row: Row) -> str | None:
     """The framework whose software costs are known; None: pooled."""
-    words = re.split(r"[^a-z-]+", (row.text("train_framework") or "").lower())
+    words = re.split(r"[^a-z-]+", row.words("train_framework").lower())
     return next((name for name in names() if name in words), None)
 
 
@@ -293,8 +293,8 @@ def _rollout(row: Row) -> RolloutLayout:
 
 def _train(row: Row, rollout: RolloutLayout) -> Layout:
     """Training layout; where the weights start in host memory it plays no part."""
-    text = row.text("train_parallel") or ""
-    if "checkpoint-engine" in (row.text("mechanism") or "") and not text:
+    text = row.words("train_parallel")
+    if "checkpoint-engine" in row.words("mechanism") and not text:
         return Layout(dp=rollout.gpus)
     d = _degrees(text.split("gen ")[0])
     gpus = _pool_gpus(row, text, "src_gpus")
