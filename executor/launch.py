@@ -25,10 +25,9 @@ from executor.evaluation import Evaluator
 from executor.resolve import Job, environment, located, model_config, model_folder, preloaded
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.ahead import EarlyRules, RuleRewards
-from executor.rewards.operations import RuleCounts
 from executor.rewards.rules import Plain, Scorer
 from executor.run import Ended, Run, RunListener, TraceWatch
-from executor.samples import Completion, Sample, Scored
+from executor.samples import Sample, Scored
 from executor.settings import Answers, Custom, Data, RewardRule, Settings
 from executor.tasks import lengths
 from executor.tasks.files import FileSource
@@ -315,18 +314,11 @@ def _rules(scorer: Scorer, prompter: TaskPrompter) -> RuleRewards:
     return EarlyRules(scorer, texts, prompter.preview)
 
 
-class _Alternating:
+class _Alternating(RuleRewards):
     """Rewards of a dry run: those of every group differ."""
 
     def __call__(self, samples: Sequence[Sample]) -> list[Scored]:
         return [Scored(total=float(s.id % 2), by_rule={}) for s in samples]
-
-    def ahead(self, completions: Sequence[Completion]) -> None:
-        """Nothing to begin."""
-
-    def taken(self) -> Mapping[str, RuleCounts]:
-        """Nothing happened."""
-        return {}
 
 
 def _forks(job: Job, options: LaunchOptions, log: Path) -> contextlib.AbstractContextManager[None]:

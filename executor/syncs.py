@@ -15,7 +15,7 @@ from executor.coordination.tracing import RunRecorder
 from executor.coordination.worker_groups import WorkerGroups
 from executor.launch import prepare
 from executor.resolve import Job, environment
-from executor.rewards.ahead import NoRules
+from executor.rewards.ahead import RuleRewards
 from executor.samples import Sample
 from executor.selfcheck import agreement
 from executor.settings import Settings
@@ -52,7 +52,7 @@ def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say:
     """
     job, prompter = prepare(plan, settings)
     with cluster.joined(plan, None, environment(job), job.limits.start) as reservation:
-        workers = WorkerGroups(job, reservation, scratch, RunRecorder(), NoRules())
+        workers = WorkerGroups(job, reservation, scratch, RunRecorder(), RuleRewards())
         with closing(workers):
             say("starting a trainer and a rollout replica")
             workers.start()
