@@ -72,19 +72,15 @@ def apply(
             if row.text(column) is not None:
                 continue
             if cells.get(column, value) != value:
-                raise _conflict(kind, row, column, owner[column], entry.id)
+                raise RlhfsimError(
+                    "conflicting-assumptions",
+                    f"{owner[column]} and {entry.id} of {kind} fill {column} with different values",
+                    place=Place(file=row.file, line=row.line),
+                    help="narrow the match of one of them",
+                )
             cells[column], owner[column] = value, owner.get(column, entry.id)
     shown = tuple(f"{column}={value} ({owner[column]})" for column, value in cells.items())
     return (row.filled(cells) if cells else row), shown
-
-
-def _conflict(kind: str, row: Row, column: str, first: str, second: str) -> RlhfsimError:
-    return RlhfsimError(
-        "conflicting-assumptions",
-        f"{first} and {second} of {kind} fill {column} with different values",
-        place=Place(file=row.file, line=row.line),
-        help="narrow the match of one of them",
-    )
 
 
 @cache
@@ -108,14 +104,10 @@ def parse(text: str) -> Mapping[str, tuple[Assumption, ...]]:
 def _entry(data: Mapping[str, Any]) -> Assumption:
     return Assumption(
         id=str(data["id"]),
-        match={column: _accepted(value) for column, value in data["match"].items()},
+        match={c: tuple(map(_cell, v if isinstance(v, list) else [v])) for c, v in data["match"].items()},
         set={column: _cell(value) for column, value in data["set"].items()},
         source=str(data["source"]),
     )
-
-
-def _accepted(value: Any) -> tuple[str, ...]:
-    return tuple(_cell(one) for one in value) if isinstance(value, list) else (_cell(value),)
 
 
 def _cell(value: Any) -> str:

@@ -99,7 +99,10 @@ def kind_figures(kind: str, rows: list[Outcome]) -> dict[str, Any]:
         **order_figures(rows),
     }
     if kind == "oom":
-        for name, key in (("frameworks", _framework), ("halves", _half)):
+        for name, key in (
+            ("frameworks", lambda o: str(o.detail.get("framework", o.source))),
+            ("halves", lambda o: str(o.detail.get("half", FITTED))),
+        ):
             groups = statistics.grouped(rows, key)
             figures[name] = {group: figures_of(kind, groups[group]) for group in sorted(groups)}
         return figures
@@ -119,14 +122,6 @@ def order_figures(rows: list[Outcome]) -> dict[str, Any]:
         "wrong_order": [[row_record(a), row_record(b)] for a, b in same_release.wrong],
         "wrong_order_any_release": [[row_record(a), row_record(b)] for a, b in anywhere.wrong],
     }
-
-
-def _framework(outcome: Outcome) -> str:
-    return str(outcome.detail.get("framework", outcome.source))
-
-
-def _half(outcome: Outcome) -> str:
-    return str(outcome.detail.get("half", FITTED))
 
 
 def source_figures(rows: list[Outcome]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.validation.cases.memory_trainers import Trainer, trainer
 from rlhfsim.validation.cases.training import recomputed
-from rlhfsim.validation.outcome import Skip
+from rlhfsim.validation.outcome import Skip, needed
 from rlhfsim.validation.rows import Row, zero_stage
 
 MOONLIGHT_MOMENTS = 4.0
@@ -111,9 +111,8 @@ def _total(parts: Iterable[tuple[str, float, str]], which: str, others: Iterable
 
 def before_first_step(row: Row) -> bool:
     """verl's rows of what is allocated when all roles stand and nothing has run."""
-    framework = row.framework
-    after_start = framework.startswith("verl FSDP (2024-11)")
-    return after_start or (framework.startswith("verl Megatron") and row.text("pp") == "2")
+    after_start = row.framework.startswith("verl FSDP (2024-11)")
+    return after_start or (row.framework.startswith("verl Megatron") and row.text("pp") == "2")
 
 
 def _start(setting: CallSetting) -> PredictedPeak:
@@ -194,13 +193,12 @@ def _backend(row: Row) -> Backend:
     if "short samples" in row.words("notes"):
         raise Skip("samples are shorter than the context, by how much is not stated")
     for column in ("seq_len", "micro_batch"):
-        if row.text(column) is None:
-            raise Skip(f"{column} is not stated")
+        needed(row.text(column), f"{column} is not stated")
     if _megatron(row):
         return "megatron"
     if "deepspeed" in framework.lower():
         return "deepspeed"
-    if re.search("fsdp|titan|prime-rl|composer|trl", f"{framework} {row.text('fsdp_or_zero') or ''}".lower()):
+    if re.search("fsdp|titan|prime-rl|composer|trl", f"{framework} {row.words('fsdp_or_zero')}".lower()):
         return "fsdp2" if (row.integer("pp") or 1) == 1 else "megatron"
     raise Skip("framework and settings are not stated")
 
@@ -283,10 +281,8 @@ def _layout(row: Row, backend: Backend) -> Layout:
 
 def _zero(row: Row) -> int:
     """ZeRO stage from `fsdp_or_zero` or the framework's name."""
-    stage = zero_stage(f"{row.text('fsdp_or_zero') or ''} {row.text('framework') or ''}")
-    if stage is None:
-        raise Skip("ZeRO stage is not stated")
-    return stage
+    stage = zero_stage(f"{row.words('fsdp_or_zero')} {row.framework}")
+    return needed(stage, "ZeRO stage is not stated")
 
 
 def _recompute(row: Row) -> Recompute:

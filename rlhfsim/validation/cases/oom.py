@@ -7,7 +7,7 @@ constants here, each with its source. A row that cannot be read raises `Skip` wi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.kv_cache import rollout_weights
@@ -23,11 +23,12 @@ from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.units import GIB
 from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
 from rlhfsim.validation.cases.oom_software import software, token_budget
 from rlhfsim.validation.cases.rlhf import framework_of, reference_on_host, sleep_level
-from rlhfsim.validation.outcome import Skip
+from rlhfsim.validation.outcome import Skip, needed
 from rlhfsim.validation.rows import Row, zero_stage
 
 GPUS = (
@@ -61,27 +62,14 @@ GRAPHS_INSIDE = "2026"
 """Engines of earlier cases are older than vLLM 0.21: CUDA graphs lie on top of their share of memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OomPlan:
-    """A row as a plan."""
-
-    models: Models
-    placement: Placement
-    workload: Workload
-    cluster: Cluster
-
-
-def configuration(row: Row) -> OomPlan:
+def configuration(row: Row) -> CallSetting:
     """The plan of a row.
 
     Raises:
         Skip: model, GPU, backend or batch is not stated, or cannot be expressed.
     """
     models = _models(row)
-    counted = _tokens(row.text("gpus"))
-    if counted is None:
-        raise Skip("number of GPUs is not stated")
-    gpus = int(counted)
+    gpus = int(needed(_tokens(row.text("gpus")), "number of GPUs is not stated"))
     workload = _workload(row)
     per_node = max(1, min(8, gpus // int(_tokens(row.text("nodes")) or 1)))
     cluster = Cluster(node_groups=(node_group(_gpu(row), 4096, gpus_per_node=per_node),))
@@ -91,7 +79,7 @@ def configuration(row: Row) -> OomPlan:
         raise
     except RlhfsimError as error:
         raise Skip(f"not a layout this tool expresses: {error.message}") from error
-    return OomPlan(models=models, placement=placement, workload=workload, cluster=cluster)
+    return CallSetting(models=models, placement=placement, workload=workload, cluster=cluster)
 
 
 # --- models, GPUs, workload -----------------------------------------------------------------------
@@ -140,15 +128,9 @@ def _reward_model(row: Row) -> bool:
 
 def _gpu(row: Row) -> str:
     kind = row.words("gpu_type")
-    for start, name in GPUS:
-        if kind.startswith(start):
-            return name
-    memory = row.number("gpu_mem_gb")
-    if memory == 80:
-        return "h100"
-    if memory == 96:
-        return "h20"
-    raise Skip("memory of the GPU is not stated")
+    named = next((name for start, name in GPUS if kind.startswith(start)), None)
+    of_size = {80.0: "h100", 96.0: "h20"}.get(row.number("gpu_mem_gb") or 0.0)
+    return needed(named or of_size, "memory of the GPU is not stated")
 
 
 def _tokens(text: str | None) -> float | None:
@@ -158,9 +140,7 @@ def _tokens(text: str | None) -> float | None:
 
 def _lengths(row: Row) -> tuple[float, float]:
     """Prompt and response tokens; `4096 total`, `max_len 2048` and `seq_len` count both."""
-    response = _tokens(row.text("response_len"))
-    if response is None:
-        raise Skip("sequence length is not stated")
+    response = needed(_tokens(row.text("response_len")), "sequence length is not stated")
     whole = re.search("total|max_len|seq_len", row.words("response_len"))
     if whole:
         return response / 2, response / 2
@@ -199,9 +179,7 @@ def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
     stated = zero_stage(row.text("shard"))
     zero = {"fsdp2": 3, "megatron": 1}.get(backend, 3 if stated is None else stated)
     ep, budget = row.integer("ep") or 1, token_budget(row)
-    checkpoints = row.text("grad_ckpt")
-    if checkpoints is None:
-        raise Skip("gradient checkpointing is not stated")
+    checkpoints = needed(row.text("grad_ckpt"), "gradient checkpointing is not stated")
     return Layout(
         tp=tp,
         pp=pp,
@@ -252,9 +230,7 @@ def _micro(row: Row, column: str) -> int:
         return 1
     if stated is None and column == "micro_logprob":
         return _micro(row, "micro_train")
-    if stated is None:
-        raise Skip("micro-batch is not stated")
-    return int(stated)
+    return int(needed(stated, "micro-batch is not stated"))
 
 
 def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Placement:
@@ -324,9 +300,7 @@ def _rollout(
     pool = roles["rollout"]
     framework = row.framework
     tp = row.integer("rollout_tp") or 1
-    share = row.number("gpu_mem_util")
-    if share is None:
-        raise Skip("gpu_memory_utilization is not stated")
+    share = needed(row.number("gpu_mem_util"), "gpu_memory_utilization is not stated")
     wide = framework.startswith("NeMo-RL") and models.actor.moe is not None and tp > 8
     graphs = not framework.startswith(("verl", "rLLM"))
     if graphs and row.words("date") < GRAPHS_INSIDE:

@@ -35,7 +35,7 @@ from rlhfsim.step.calls import CallSetting
 from rlhfsim.training.layer_time import OPERATORS
 from rlhfsim.training.packing import sequences_of
 from rlhfsim.units import TERA
-from rlhfsim.validation.outcome import Skip
+from rlhfsim.validation.outcome import Skip, needed
 from rlhfsim.validation.rows import Row, zero_stage
 
 FABRICS: tuple[str, ...] = get_args(Fabric)
@@ -250,8 +250,7 @@ def _zero(text: str, framework: str) -> int:
 
 
 def _recompute(text: str | None) -> Recompute:
-    if text is None:
-        raise Skip("recomputation is not published")
+    text = needed(text, "recomputation is not published")
     if text.startswith("full"):
         return "full"
     core = "core_attn" in text or "attention core" in text
@@ -330,9 +329,8 @@ def backend_of(row: Row, layout: Layout) -> Backend:
 
 
 def _habits(row: Row) -> Mapping[str, Any] | None:
-    framework = row.framework
     entries = _known_software()["frameworks"]
-    return next((entry for entry in entries if framework.startswith(entry["prefix"])), None)
+    return next((entry for entry in entries if row.framework.startswith(entry["prefix"])), None)
 
 
 def software_of(row: Row) -> tuple[Software, dict[str, Any], tuple[str, ...]]:

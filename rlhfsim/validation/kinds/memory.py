@@ -27,7 +27,7 @@ from rlhfsim.units import GB, GIB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.memory_peaks import peak_setting, training_peak
 from rlhfsim.validation.cases.memory_trainers import Trainer, trainer
-from rlhfsim.validation.outcome import Outcome, Skip
+from rlhfsim.validation.outcome import Outcome, Skip, needed
 from rlhfsim.validation.rows import Row
 
 INT4 = 0.5 + 2.5 / 128
@@ -56,14 +56,13 @@ def _row(row: Row) -> list[Outcome]:
         kinds.append(("memory.training_peak", _training))
     if not kinds:
         return [_outcome(row, "memory.weights", skipped="no weights, KV cache or peak in the row")]
-    return [_attempt(filled, name, predict, notes) for name, predict in kinds]
-
-
-def _attempt(row: Row, kind: str, predict: Callable[[Row], Outcome], notes: tuple[str, ...]) -> Outcome:
-    try:
-        return replace(predict(row), assumptions=notes)
-    except RlhfsimError as error:
-        return _outcome(row, kind, skipped=error.message)
+    outcomes = list[Outcome]()
+    for name, predict in kinds:
+        try:
+            outcomes.append(replace(predict(filled), assumptions=notes))
+        except RlhfsimError as error:
+            outcomes.append(_outcome(filled, name, skipped=error.message))
+    return outcomes
 
 
 def _outcome(row: Row, kind: str, *, unit: str = "GiB", **known: Any) -> Outcome:
@@ -96,21 +95,6 @@ def linear_bytes(row: Row) -> tuple[float, float]:
     if precision not in LINEAR_BYTES:
         raise Skip(f"precision {precision or 'not stated'} is not modelled")
     return LINEAR_BYTES[precision], LINEAR_BYTES[precision]
-
-
-def _layout(row: Row) -> RolloutLayout:
-    return RolloutLayout(
-        tp=row.integer("tp") or 1,
-        memory_utilization=_share(row),
-        **_batch_limits(row),  # type: ignore[arg-type]
-    )
-
-
-def _share(row: Row) -> float:
-    share = row.number("gpu_memory_utilization")
-    if share is None:
-        raise Skip("gpu_memory_utilization is not stated")
-    return share
 
 
 def _batch_limits(row: Row) -> dict[str, int]:
@@ -183,7 +167,15 @@ def _weights(row: Row) -> Outcome:
 
 
 def _kv_tokens(row: Row) -> Outcome:
-    model, layout, total = model_of(row), _layout(row), _total_memory(row)
+    model = model_of(row)
+    layout = RolloutLayout(
+        tp=row.integer("tp") or 1,
+        memory_utilization=needed(
+            row.number("gpu_memory_utilization"), "gpu_memory_utilization is not stated"
+        ),
+        **_batch_limits(row),  # type: ignore[arg-type]
+    )
+    total = _total_memory(row)
     if not row.framework.startswith("vLLM"):
         raise Skip("SGLang's reserve outside mem-fraction-static is not stated")
     linear, expert = linear_bytes(row)
@@ -272,7 +264,7 @@ def setting_of(row: Row) -> CallSetting:
 
 def conditions_of(row: Row, model: ModelSpec) -> Conditions:
     """What a training row ran on what; memory asks little of the GPU."""
-    words = f"{row.text('framework') or ''} {row.text('fsdp_or_zero') or ''}".lower()
+    words = f"{row.framework} {row.words('fsdp_or_zero')}".lower()
     backend = "megatron" if "megatron" in words else "deepspeed" if "zero" in words else "fsdp2"
     framework = re.split(r" \(| v\d| \d", row.framework, maxsplit=1)[0]
     return Conditions(
@@ -297,9 +289,6 @@ def _measured_peak(row: Row) -> tuple[float, float]:
     gib = row.number("peak_mem_gib_per_gpu")
     if gib is not None:
         return gib, GIB
-    printed = row.number("peak_mem_gb_as_published")
-    if printed is None:
-        raise Skip("no peak in the row")
-    framework = row.framework
-    binary = any(framework.startswith(name) for name in ("verl", "DeepSpeed", "Megatron-Core"))
+    printed = needed(row.number("peak_mem_gb_as_published"), "no peak in the row")
+    binary = row.framework.startswith(("verl", "DeepSpeed", "Megatron-Core"))
     return printed, GIB if binary else GB

@@ -23,7 +23,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.outcome import Change, Outcome, Skip, unchanged
+from rlhfsim.validation.outcome import Change, Outcome, Skip, needed, unchanged
 from rlhfsim.validation.rows import Row
 from rlhfsim.weight_sync import offload, paths, storage
 from rlhfsim.weight_sync.endpoints import PoolPair, Route, route
@@ -75,34 +75,33 @@ def case_of(row: Row) -> SyncCase:
         RlhfsimError: why the row cannot be predicted.
     """
     measured, notes = _measured(row)
-    _refuse_outliers(row)
+    if row.text("scope") == "single parameter sync" and row.text("model_config_key") == "qwen2.5-7b":
+        raise Skip("15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch")
     price = _mechanism(row)
     return SyncCase(row=row, ends=_ends(row), price=price, measured=measured, notes=notes)
 
 
 def _outcome(row: Row, change: Change) -> Outcome:
     filled, assumptions = apply(KIND, row)
-    basic = partial(Outcome.of, row, kind_of(row), _label(filled))
+    ends = f"{filled.text('train_parallel') or '?'} -> {filled.text('gen_parallel') or '?'}"
+    label = f"{filled.text('model')} {ends}, {filled.text('gpu_type') or 'GPU not stated'}"
+    basic = partial(Outcome.of, row, kind_of(row), label)
     detail: dict[str, float | str] = {
         "scope": row.text("scope") or "not stated",
         "mechanism": row.words("mechanism"),
     }
     try:
         case = case_of(filled)
-        cost = case.cost(_changed(case.ends, change, framework_of(filled)))
+        source, target = (
+            replace(end, profile=change(end.profile, framework_of(filled)))
+            for end in (case.ends.source, case.ends.target)
+        )
+        cost = case.cost(replace(case.ends, source=source, target=target))
     except RlhfsimError as error:
         return basic(skipped=error.message, assumptions=assumptions, detail=detail)
     detail |= {f"seconds.{r}": s for r, s in cost.by_resource().items()}
     notes = (*assumptions, *case.notes)
     return basic(cost=cost, measured=case.measured, assumptions=notes, detail=detail)
-
-
-def _changed(ends: Route, change: Change, framework: str | None) -> Route:
-    """The two ends on profiles with other coefficients."""
-    source, target = (
-        replace(end, profile=change(end.profile, framework)) for end in (ends.source, ends.target)
-    )
-    return replace(ends, source=source, target=target)
 
 
 def kind_of(row: Row) -> str:
@@ -111,22 +110,15 @@ def kind_of(row: Row) -> str:
     return KIND if scope.startswith(TRANSFER_SCOPES) else OTHER
 
 
-def _label(row: Row) -> str:
-    ends = f"{row.text('train_parallel') or '?'} -> {row.text('gen_parallel') or '?'}"
-    return f"{row.text('model')} {ends}, {row.text('gpu_type') or 'GPU not stated'}"
-
-
 # --- reading a row ------------------------------------------------------------------------------------
 
 
 def _measured(row: Row) -> tuple[float, tuple[str, ...]]:
     """Seconds; the middle of a published range; bytes over bandwidth where the column allows it."""
     seconds, low, high = (row.number(c) for c in ("seconds", "seconds_low", "seconds_high"))
-    if seconds is not None:
-        return seconds, ()
-    if low is not None and high is not None:
+    if seconds is None and low is not None and high is not None:
         return (low + high) / 2, ("middle of the published range",)
-    raise Skip("no seconds are published")
+    return needed(seconds, "no seconds are published"), ()
 
 
 def _around(row: Row, ends: Route) -> Cost:
@@ -142,11 +134,6 @@ def _around(row: Row, ends: Route) -> Cost:
             ends.source, size, pinned=pinned
         )
     return Cost()
-
-
-def _refuse_outliers(row: Row) -> None:
-    if row.text("scope") == "single parameter sync" and row.text("model_config_key") == "qwen2.5-7b":
-        raise Skip("15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch")
 
 
 def _mechanism(row: Row) -> Callable[[Route], Priced]:
@@ -165,11 +152,6 @@ def _bridged(ends: Route, *, overlapped: bool = True) -> Priced:
     return paths.broadcast(ends, nics=nics, lanes=False, overlapped=overlapped)
 
 
-def _matching(ends: Route) -> Priced:
-    """NeMo-RL reshard at that time: training and rollout store the same format, FP8 with FP8."""
-    return paths.p2p(ends, trained_fp8=ends.quantised, sliced=True)
-
-
 def _remote_host(ends: Route) -> Priced:
     """Checkpoint-engine's P2P: 16 GPUs read over RDMA from hosts of other instances."""
     one = replace(ends, rollout=replace(ends.rollout, dp=1))
@@ -177,16 +159,12 @@ def _remote_host(ends: Route) -> Priced:
     return storage.host_update(one, staged=link)
 
 
-def _prequantised(ends: Route) -> Priced:
-    return paths.ipc(ends, prequantised=True)
-
-
 _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
     ("checkpoint-engine broadcast", storage.host_update),
     ("checkpoint-engine P2P", _remote_host),
     ("verl checkpoint engine mooncake", lambda e: paths.broadcast(e, loaded=False)),
     ("NCCL packed broadcast, before", lambda e: _bridged(e, overlapped=False)),
-    ("NCCL packed broadcast", lambda e: _bridged(e)),
+    ("NCCL packed broadcast", _bridged),
     ("NCCL broadcast", paths.broadcast),
     ("NCCL full broadcast", paths.broadcast),
     ("NCCL + checkpoint-engine", storage.host),
@@ -194,14 +172,15 @@ _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
     ("per tensor", paths.broadcast_per_parameter),
     ("delta_sharded", paths.delta),
     ("NCCL-Xfer", lambda e: paths.p2p(e, whole=True)),
-    ("NCCL-Reshard", _matching),
+    # NeMo-RL at that time: training and rollout store the same format, FP8 with FP8
+    ("NCCL-Reshard", lambda e: paths.p2p(e, trained_fp8=e.quantised, sliced=True)),
     ("NCCL P2P", paths.p2p),
     ("NIXL", paths.p2p),
     ("RDMA WRITE", paths.p2p),
     ("DDMA", paths.p2p),
     ("RDMA P2P (Mooncake)", paths.p2p_staged),
     ("no metadata preparation", paths.ipc_per_parameter),
-    ("CUDA IPC colocated refit, after", _prequantised),
+    ("CUDA IPC colocated refit, after", lambda e: paths.ipc(e, prequantised=True)),
     ("IPC", paths.ipc),
     ("hybrid engine reshard", paths.ipc),
 )
@@ -209,22 +188,18 @@ _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
 
 
 def _ends(row: Row) -> Route:
-    key = row.text("model_config_key")
-    if key is None:
-        raise Skip("the shape of the model is not known")
-    pool_gpu = row.text("gpu_type")
-    if pool_gpu is None:
-        raise Skip("GPU type not stated")
+    key = needed(row.text("model_config_key"), "the shape of the model is not known")
+    gpu = re.split(r" \(|/", needed(row.text("gpu_type"), "GPU type not stated").strip())[0]
     model = resolve_model(key)
     layers = re.search(r"(\d+)layer", row.words("model"))
     model = model.scaled(int(layers[1])) if layers else model
-    profile = load_profile(_gpu(pool_gpu))
+    profile = load_profile(gpu)
     same = row.text("colocated") == "yes"
     rollout = _rollout(row)
     train = _train(row, rollout)
     source, target = (
         device_of(
-            NodeGroup(profile=profile, gpus=_filled(n), gpus_per_node=_NODE_GPUS),
+            NodeGroup(profile=profile, gpus=-(-n // _NODE_GPUS) * _NODE_GPUS, gpus_per_node=_NODE_GPUS),
             framework=framework_of(row),
             backend=_backend(row),
         )
@@ -245,22 +220,9 @@ def framework_of(row: Row) -> str | None:
     return next((name for name in names() if name in words), None)
 
 
-def _filled(gpus: int) -> int:
-    """GPUs of whole nodes, at least one."""
-    return -(-gpus // _NODE_GPUS) * _NODE_GPUS
-
-
-def _gpu(text: str) -> str:
-    return re.split(r" \(|/", text.strip())[0]
-
-
 def _backend(row: Row) -> Backend:
-    return "fsdp2" if _is_sharded(row) else "megatron"
-
-
-def _is_sharded(row: Row) -> bool:
-    words = f"{row.text('train_framework') or ''} {row.text('train_parallel') or ''}"
-    return bool(_SHARDED.search(words))
+    words = f"{row.words('train_framework')} {row.words('train_parallel')}"
+    return "fsdp2" if _SHARDED.search(words) else "megatron"
 
 
 def _degrees(text: str) -> dict[str, int]:
@@ -274,13 +236,11 @@ def _pool_gpus(row: Row, layout: str, column: str) -> int | None:
 
 
 def _rollout(row: Row) -> RolloutLayout:
-    text = row.text("gen_parallel")
-    if text is None:
-        raise Skip("rollout layout not stated")
+    text = needed(row.text("gen_parallel"), "rollout layout not stated")
     d = _degrees(text)
     replica, apart = d.get("tp", 1) * d.get("pp", 1), row.integer("attention_dp") or 1
     gpus = _pool_gpus(row, text, "dst_gpus") or replica * d.get("dp", 1)
-    low = "fp8" in f"{row.text('weight_dtype') or ''} {row.text('model') or ''}".lower()
+    low = "fp8" in f"{row.words('weight_dtype')} {row.words('model')}".lower()
     return RolloutLayout(
         tp=max(1, d.get("tp", 1) // apart),
         pp=d.get("pp", 1),
@@ -309,5 +269,5 @@ def _train(row: Row, rollout: RolloutLayout) -> Layout:
         dp=dp,
         ep=min(d.get("ep", 1), dp * cp * tp),
         etp=d.get("etp", 1),
-        zero=3 if _is_sharded(row) else 1,
+        zero=3 if _backend(row) == "fsdp2" else 1,
     )
