@@ -53,14 +53,11 @@ def question(plan: Plan | None, settings: Settings, out: Path) -> MachineQuestio
         disk_bytes=TimeLimits(plan, settings.limits).state_bytes * (settings.checkpoints.keep + 1),
         host_adam=any(role.layout.offload_optimizer == "cpu" for role in trained),
     )
-    if plan.workload.generates and _through_host_memory(plan):
+    transports = WEIGHT_PATHS[plan.placement.weight_path].transports
+    if plan.workload.generates and transports.get(plan.topology) == "host":
         actor = next(model for model in plan.models if model.role == "actor")
         needs = replace(needs, shared_bytes=needs.shared_bytes + WEIGHT_BYTES * actor.params)
     return MachineQuestion(needs=needs, out=out, model=model_folder(plan, settings))
-
-
-def _through_host_memory(plan: Plan) -> bool:
-    return WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology) == "host"
 
 
 def here(asked: MachineQuestion, visible: str | None) -> NodeChecks:

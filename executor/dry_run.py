@@ -1,7 +1,7 @@
 """A launch on a described cluster, without GPU, Ray or model: all that can be known before a process starts.
 
     checked = check(plan, settings, cluster)        # raises the error that a launch would raise
-    checked.lines                                   # what was looked at, in words
+    checked                                         # what was looked at, in words
 
 Cluster against plan, refusals, placement groups, ranks and process groups, weight transfer; DeepSpeed and
 vLLM, where they are installed, read their own configurations in processes of their own. Memory is the
@@ -17,7 +17,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import CDLL
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from executor.engines.protocols import EngineSpec
 from executor.engines.training import library
 from executor.engines.vllm.start import arguments
 from executor.ranks import GroupSpec, Place
-from executor.resolve import CONFIG, Job, engine_specs, model_config, rollout_spec, served_by
+from executor.resolve import CONFIG, Job, engine_specs, model_config, named_model, rollout_spec, served_by
 from executor.settings import Settings
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -63,18 +62,10 @@ DRIVER, CUDA_KERNELS = "libcuda.so.1", "_C_stable_libtorch*.so"
 """What the kernels in vLLM's CUDA build need, and their file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What a dry run looked at."""
+def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None = None) -> Mapping[str, str]:
+    """Everything of a launch on `cluster` that needs none of its machines: subject -> what was found.
 
-    cluster: str
-    """In words."""
-    lines: Mapping[str, str]
-    """Subject -> what was found."""
-
-
-def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None = None) -> Checked:
-    """Everything of a launch on `cluster` that needs none of its machines; `judge` asks the libraries.
+    `judge` asks the libraries.
 
     Raises:
         RlhfsimError: the first thing that a launch there would fail at.
@@ -84,7 +75,7 @@ def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None 
     job = Job(
         plan=plan,
         settings=settings,
-        model=settings.model or next(m.path for m in plan.models if m.role == "actor"),
+        model=named_model(plan, settings),
         gpu=True,
         max_prompt=int(plan.workload.prompt_len.maximum),
     )
@@ -101,10 +92,13 @@ def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None 
             "lent " * (engines is not plan) + name: text for name, text in _rollout(engines, groups).items()
         }
     lines["DeepSpeed"] = _deepspeed(specs, judge)
-    lines |= {f"{role} by FSDP2": _fsdp2(s) for role, s in specs.items() if library(s) == "FSDP2"}
+    for role, spec in specs.items():
+        if library(spec) == "FSDP2":
+            sharded = fsdp2_config(spec, cuda=True).items()  # what `fully_shard` gets
+            lines[f"{role} by FSDP2"] = ", ".join(f"{name} {json.dumps(value)}" for name, value in sharded)
     if plan.workload.generates:
         lines["vLLM"] = _vllm(job, config, cluster, judge)
-    return Checked(cluster=described(cluster), lines=lines)
+    return lines
 
 
 # --- cluster and places -------------------------------------------------------------------------------
@@ -285,12 +279,6 @@ def _deepspeed(specs: Mapping[str, EngineSpec], judge: Judge) -> str:
     return f"configurations read and groups formed by DeepSpeed {version}: {roles}"
 
 
-def _fsdp2(spec: EngineSpec) -> str:
-    """What `fully_shard` gets."""
-    config = fsdp2_config(spec, cuda=True)
-    return ", ".join(f"{name} {json.dumps(value)}" for name, value in config.items())
-
-
 def _disagreement(layout: Layout, config: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
     """Where DeepSpeed understands something else than was meant."""
     batch = config["train_micro_batch_size_per_gpu"] * layout.dp
@@ -351,7 +339,7 @@ def model_shapes(plan: Plan, settings: Settings) -> Mapping[str, Any]:
     Raises:
         RlhfsimError: neither a preset nor a file here.
     """
-    name = settings.model or next(m.path for m in plan.models if m.role == "actor")
+    name = named_model(plan, settings)
     path = Path(name)
     published = None if os.path.exists(path) else published_config(name)
     return published or model_config(str(path.parent if path.name == CONFIG else path))

@@ -142,17 +142,13 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Run
             return FinishedRun(ended=ended, files=files, restarts=tuple(loop.failures))
 
 
-def _silent(text: str) -> None:
-    """Nobody listens."""
-
-
 def prepare(
     plan: Plan,
     settings: Settings,
     *,
     dry_step_s: float | None = None,
     address: str | None = None,
-    say: Callable[[str], None] = _silent,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Job, TaskPrompter]:
     """Check everything that can be checked without starting anything.
 

@@ -38,6 +38,23 @@ def shown(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(turn["content"] for turn in prompt)
 
 
+def tokenizer_of(folder: str | Path) -> Path:
+    """The file of a model's tokenizer.
+
+    Raises:
+        RlhfsimError: the folder has none.
+    """
+    path = Path(folder) / TOKENIZER
+    if not path.is_file():
+        raise RlhfsimError(
+            "no-tokenizer",
+            f"{str(folder)!r} has no {TOKENIZER}",
+            help="save a fast tokenizer beside the weights: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
+        )
+    return path
+
+
 class Text:
     """A tokenizer without torch or transformers: the driver needs no more."""
 
@@ -49,14 +66,7 @@ class Text:
         """
         from tokenizers import Tokenizer
 
-        path = Path(folder) / TOKENIZER
-        if not path.is_file():
-            raise RlhfsimError(
-                "no-tokenizer",
-                f"{str(folder)!r} has no {TOKENIZER}",
-                help="save a fast tokenizer beside the weights: "
-                "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
-            )
+        path = tokenizer_of(folder)
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception

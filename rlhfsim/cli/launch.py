@@ -278,7 +278,7 @@ def check_described(
         )
     checked = check(plan, settings, cluster)
     peaks = memory_peaks(plan.placement, plan.workload, cluster_of(plan))
-    reply({"as_json": as_json}, launch_view.described_page(checked.cluster, checked.lines, peaks))
+    reply({"as_json": as_json}, launch_view.described_page(checked["cluster"], checked, peaks))
 
 
 def described_cluster(text: str) -> Cluster:
