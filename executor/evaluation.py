@@ -9,7 +9,7 @@ Legend: n responses of a problem, c of them right (full reward). Unbiased; sourc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,14 +149,11 @@ def _metrics(samples: Sequence[Sample], each: int) -> dict[str, float]:
         }
     if each > 1:
         counts = right.reshape(-1, each).sum(axis=1)
-        found |= {f"pass@{k}": float(np.mean([pass_at(each, int(c), k) for c in counts])) for k in _ks(each)}
+        found |= {
+            f"pass@{k}": float(np.mean([pass_at(each, int(c), k) for c in counts]))
+            for k in [*(2**power for power in range((each - 1).bit_length())), each]
+        }
     return found
-
-
-def _ks(samples: int) -> Iterator[int]:
-    """1, 2, 4, ... and the number itself."""
-    yield from (2**power for power in range((samples - 1).bit_length()))
-    yield samples
 
 
 def pass_at(n: int, right: int, k: int) -> float:

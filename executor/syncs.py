@@ -57,17 +57,10 @@ def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say:
             say("starting a trainer and a rollout replica")
             workers.start()
             return [
-                _timed(workers, job, prompter, path, scratch, repeats, say) for path in paths_of(job.plan)
+                _timed(workers, job, prompter, path, scratch, repeats, say)
+                for path, rules in WEIGHT_PATHS.items()  # those that this executor carries there
+                if job.plan.topology in rules.transports and not rules.needs_backend
             ]
-
-
-def paths_of(plan: Plan) -> list[WeightPath]:
-    """Paths that the executor carries where this plan's actor and rollout lie."""
-    return [
-        path
-        for path, rules in WEIGHT_PATHS.items()
-        if plan.topology in rules.transports and not rules.needs_backend
-    ]
 
 
 def _timed(

@@ -11,8 +11,7 @@ import re
 
 import numpy as np
 
-from executor.environments.options import between
-from executor.environments.protocol import Observed
+from executor.environments.protocol import Observed, between
 from executor.samples import Task
 
 _NUMBER = re.compile(r"\d+")

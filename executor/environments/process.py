@@ -114,7 +114,10 @@ class EnvironmentProcess:
             if method == "reset":
                 self._alive.add(number)
             elif number not in self._alive:
-                self._ended(number, method)
+                if method != "close":
+                    self._asked[number] = time.monotonic()
+                    fault = Fault("error", "its process ended in another conversation")
+                    self._replies.put(Answered(number, None, fault, 0.0))
                 continue
             if method == "close":
                 self._alive.discard(number)
@@ -122,12 +125,6 @@ class EnvironmentProcess:
                 self._asked[number] = time.monotonic()
             with contextlib.suppress(OSError):  # it ended: the reader says so
                 self._worker.send((number, method, argument))
-
-    def _ended(self, number: int, method: str) -> None:
-        if method != "close":
-            self._asked[number] = time.monotonic()
-            fault = Fault("error", "its process ended in another conversation")
-            self._replies.put(Answered(number, None, fault, 0.0))
 
     def _start(self) -> None:
         self._worker = TrustedProcess("executor.environments.server", self._folder)

@@ -56,6 +56,17 @@ class AgentEnvironment(Protocol):
         """The conversation is over, also after a failure."""
 
 
+def between(name: str, value: Any, low: float, high: float) -> float:
+    """A number among the options of a shipped environment, which have no schema of their own.
+
+    Raises:
+        ValueError: it is none, or outside the range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ValueError(f"option {name} is {value!r}, not a number from {low:g} to {high:g}")
+    return float(value)
+
+
 def check_answer(method: str, value: Any) -> Any:
     """What `reset` or `step` returned, if it is what the protocol says.
 

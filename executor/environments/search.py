@@ -17,8 +17,7 @@ from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
-from executor.environments.options import between
-from executor.environments.protocol import Observed
+from executor.environments.protocol import Observed, between
 from executor.samples import Task
 
 K1, B = 1.2, 0.75
