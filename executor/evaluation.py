@@ -151,6 +151,7 @@ def _metrics(samples: Sequence[Sample], each: int) -> dict[str, float]:
         counts = right.reshape(-1, each).sum(axis=1)
         found |= {
             f"pass@{k}": float(np.mean([pass_at(each, int(c), k) for c in counts]))
+            # 1, 2, 4, ... and the number itself
             for k in [*(2**power for power in range((each - 1).bit_length())), each]
         }
     return found

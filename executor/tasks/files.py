@@ -12,10 +12,11 @@ out where there are enough, or the share `data.held_out`, chosen by hash: no epo
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from decimal import Decimal
 
@@ -84,7 +85,9 @@ class FileSource:
         hashes: list[int] = []
         reasons: Counter[str] = Counter()
         first, told = -1, time.monotonic()
-        for number, row in enumerate(_all(self._rows)):
+        starts = range(0, len(self._rows), CHUNK)
+        rows = itertools.chain.from_iterable(self._rows.read(start, start + CHUNK) for start in starts)
+        for number, row in enumerate(rows):
             try:
                 if isinstance(row, BadRow):
                     raise row
@@ -101,12 +104,11 @@ class FileSource:
                 told = time.monotonic()
                 say(f"reading the data: {100 * number // len(self._rows)} %")
         if reasons:
-            total, text = (
-                sum(reasons.values()),
-                "; ".join(f"{n:,} {why}" for why, n in reasons.most_common(SHOWN)),
+            text = "; ".join(f"{n:,} {why}" for why, n in reasons.most_common(SHOWN))
+            say(
+                f"data: {reasons.total():,} of {len(self._rows):,} rows are dropped, "
+                f"the first at {self._rows.place(first)}: {text}"
             )
-            where = self._rows.place(first)
-            say(f"data: {total:,} of {len(self._rows):,} rows are dropped, the first at {where}: {text}")
         if not usable:
             raise _refused(BadRow(reasons.most_common(1)[0][0]), self._rows, first)
         return np.array(usable, np.int64), np.array(hashes, np.uint64)
@@ -187,11 +189,6 @@ class FileSource:
         if isinstance(row, BadRow):  # changed under the run
             raise _refused(row, self._rows, number)
         return self._columns.problem(row)
-
-
-def _all(rows: Rows) -> Iterator[Row | BadRow]:
-    for start in range(0, len(rows), CHUNK):
-        yield from rows.read(start, start + CHUNK)
 
 
 def _stable(value: object) -> str:
