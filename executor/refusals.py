@@ -16,7 +16,7 @@ from executor.ranks import by_node, replica_places, rollouts
 from executor.resolve import Job, engine_specs, has_weights, model_config
 from executor.tasks.text import Text, tokenizer_of
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.plan import Plan, PlannedModel
+from rlhfsim.plan import Plan
 from rlhfsim.specs.frameworks.refusal import check_kind
 from rlhfsim.specs.frameworks.runs import OWN, framework, runs_of
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -217,26 +217,20 @@ def check_shape(job: Job, config: Mapping[str, Any]) -> None:
     if job.plan.workload.algorithm == "reward_model":
         found = found.with_value_head()
     planned = next(model for model in job.plan.models if model.role == "actor")
-    differing = _differing(planned, found)
+    differing = []  # a vocabulary that was padded or grew by a few tokens does not differ
+    with suppress(RlhfsimError):  # a file that is not on this machine
+        spec = resolve_model(planned.path)
+        for what, value in _SHAPE.items():
+            if (here := value(found)) != (there := value(spec)):
+                differing.append(f"{here:,} {what}, planned {there:,}")
+    if abs(found.num_params / planned.params - 1) > SAME_PARAMS:
+        differing.append(f"{found.num_params:,.0f} parameters, planned {planned.params:,.0f}")
     if differing:
         raise RlhfsimError(
             "other-model-than-planned",
             f"the plan is for {planned.name}, {job.model} holds another model: {'; '.join(differing)}",
             help=f"design again for it: --model {Path(job.model) / 'config.json'}",
         )
-
-
-def _differing(planned: PlannedModel, found: ModelSpec) -> list[str]:
-    """What differs; a vocabulary that was padded or grew by a few tokens does not."""
-    lines = []
-    with suppress(RlhfsimError):  # a file that is not on this machine
-        spec = resolve_model(planned.path)
-        for what, value in _SHAPE.items():
-            if (here := value(found)) != (there := value(spec)):
-                lines.append(f"{here:,} {what}, planned {there:,}")
-    if abs(found.num_params / planned.params - 1) > SAME_PARAMS:
-        lines.append(f"{found.num_params:,.0f} parameters, planned {planned.params:,.0f}")
-    return lines
 
 
 def check_family(job: Job, config: Mapping[str, Any]) -> None:

@@ -78,7 +78,13 @@ def _timed(
             replace(job, plan=replace(job.plan, placement=placement)), workers.trainer, scratch
         )
     )
-    _learn(workers, job, prompter)
+    samples = [  # one update, so that a path that brings nothing is seen
+        replace(s, reward=float(i % 2), old_logprobs=s.rollout_logprobs)
+        for i, s in enumerate(_probes(workers, prompter))
+    ]
+    workload, algorithm = job.plan.workload, job.settings.algorithm
+    loss = recipes.actor_loss(workload, algorithm, max_tokens=job.max_tokens)
+    workers.train("actor", advantages(workload.algorithm, samples, algorithm), loss, 0)
     transfers = [workers.sync(step) for step in range(repeats + 1)]
     gap = agreement(workers, _probes(workers, prompter)).largest
     times = [transfer.seconds for transfer in transfers[1:]]
@@ -92,17 +98,6 @@ def _timed(
         high_s=max(times),
         logprob_gap=gap,
     )
-
-
-def _learn(workers: WorkerGroups, job: Job, prompter: TaskPrompter) -> None:
-    """One update, so that a path that brings nothing is seen."""
-    samples = [
-        replace(s, reward=float(i % 2), old_logprobs=s.rollout_logprobs)
-        for i, s in enumerate(_probes(workers, prompter))
-    ]
-    algorithm, settings = job.plan.workload.algorithm, job.settings.algorithm
-    loss = recipes.actor_loss(job.plan.workload, settings, max_tokens=job.max_tokens)
-    workers.train("actor", advantages(algorithm, samples, settings), loss, 0)
 
 
 def _probes(workers: WorkerGroups, prompter: TaskPrompter) -> list[Sample]:

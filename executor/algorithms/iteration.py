@@ -142,7 +142,12 @@ class Loop:
     def synchronous(self, steps: Iterable[int]) -> Iterator[Learned]:
         """Generate, score, train, sync; one after the other."""
         for step in steps:
-            yield self.learn(step, self._scored(self._experience(step), step))
+            if self.workload.generates:
+                completions = self.backend.generate(self.prompter.requests(step), step)
+                samples = [self.prompter.sample(c) for c in completions]
+            else:
+                samples = self.prompter.given(step)
+            yield self.learn(step, self._scored(samples, step))
 
     def filled(self, steps: Iterable[int], data: Position) -> Iterator[Learned]:
         """Dynamic sampling: as `synchronous`, with generation batches from the first prompt that is not in
@@ -183,7 +188,10 @@ class Loop:
         with contextlib.closing(feeder), all_or_stop(self.backend.stop):
             for step in steps:
                 feeder.step = step
-                samples, lent = self._taken(buffer, step)
+                if self.lend and not buffer.whole():
+                    self.backend.lend(step)
+                samples = buffer.take(self.wait_s)
+                lent = self.backend.reclaim(step) if self.lend else {}
                 groups, late = feeder.groups_since(), feeder.late_since(samples)
                 learned = self.learn(step, self._scored(samples, step))
                 buffer.published(self.backend.version)
@@ -195,19 +203,6 @@ class Loop:
                 yield replace(learned, sampling={**learned.sampling, **lent})
 
     # --- parts ------------------------------------------------------------------------------------
-
-    def _taken(self, buffer: ExperienceBuffer, step: int) -> tuple[list[Sample], Metrics]:
-        """A batch from the buffer, and what the trainer's GPUs did while it waited."""
-        if self.lend and not buffer.whole():
-            self.backend.lend(step)
-        samples = buffer.take(self.wait_s)
-        return samples, self.backend.reclaim(step) if self.lend else {}
-
-    def _experience(self, step: int) -> list[Sample]:
-        if not self.workload.generates:
-            return self.prompter.given(step)
-        completions = self.backend.generate(self.prompter.requests(step), step)
-        return [self.prompter.sample(c) for c in completions]
 
     def _groups(self, requests: int) -> Iterator[list[Sample]]:
         """Groups of one prompt as they complete."""

@@ -152,22 +152,18 @@ def check(workload: Workload, settings: Settings, *, staleness: float = 0) -> No
         RlhfsimError: with the remedy, the first that is found.
     """
     recipe(workload.algorithm)
-    for problem in _problems(workload, settings, staleness):
+    for problem in _online_problems(workload, settings, staleness) if workload.generates else ():
         raise problem
-
-
-def _problems(workload: Workload, settings: Settings, staleness: float) -> Iterator[RlhfsimError]:
-    """All of them."""
     if workload.generates:
-        yield from _online_problems(workload, settings, staleness)
-    elif unused := [n for n in ("loss", "advantages", "filter") if getattr(settings.custom, n)]:
-        yield RlhfsimError(
+        return
+    if unused := [n for n in ("loss", "advantages", "filter") if getattr(settings.custom, n)]:
+        raise RlhfsimError(
             "custom-unused",
             f"{workload.algorithm} learns from the data alone: it has no use for custom.{unused[0]}",
             help="leave it out, or design a plan that generates (ppo, grpo, ...)",
         )
-    elif workload.paired and workload.num_sequences // workload.mini_batches % 2:
-        yield RlhfsimError(
+    if workload.paired and workload.num_sequences // workload.mini_batches % 2:
+        raise RlhfsimError(
             "split-pair",
             f"{workload.mini_batches} mini-batches of {workload.num_sequences} sequences would split a pair",
             help="choose mini_batches that divides the number of pairs",

@@ -220,23 +220,20 @@ class Conversations:
         if len(said):
             version = talk.versions[-1][-1:]
             talk.say(said, np.zeros(len(said)), np.repeat(version, len(said)), sampled=False)
-        self._engine.add([self._next(talk, room)])
-        return None
-
-    def _room(self, talk: _Conversation) -> int:
-        """Tokens that are left of a response."""
-        return min(talk.request.max_tokens, self._max_length - len(talk.prompt)) - talk.length
-
-    def _next(self, talk: _Conversation, room: int) -> GenerationRequest:
-        """The request of the next turn."""
         assert self._environments is not None
         limit = self._environments.settings.turn_tokens
-        return replace(
+        turn = replace(
             talk.request,
             prompt=np.concatenate([talk.prompt, *talk.tokens]),
             max_tokens=min(room, limit or room),
             seed=(talk.request.seed + SEED_STEP * talk.turns) % SEED_MODULUS,
         )
+        self._engine.add([turn])
+        return None
+
+    def _room(self, talk: _Conversation) -> int:
+        """Tokens that are left of a response."""
+        return min(talk.request.max_tokens, self._max_length - len(talk.prompt)) - talk.length
 
     def _whole(self, talk: _Conversation, fault: Fault | None = None) -> Completion:
         asked = self._asks(talk.request)

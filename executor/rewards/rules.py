@@ -71,7 +71,9 @@ class Scorer:
         for rule in rules:
             _check(rule)
         self.rules = tuple(rules)
-        self.names = _names(rules)
+        kinds = [rule.kind for rule in rules]
+        counts = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
+        self.names = [k if n == 1 else f"{k}#{n}" for k, n in zip(kinds, counts, strict=True)]
         self._workers = workers or len(os.sched_getaffinity(0))
         coded = [rule for rule in rules if rule.kind == "code"]
         modules = sorted({name for rule in coded for name in rule.modules})
@@ -102,7 +104,12 @@ class Scorer:
         texts = [SampleText(*sample) for sample in samples]
         watched = zip(self.rules, self._watches, strict=True)
         columns = [list(column) for column in [self._column(*pair, texts) for pair in watched]]
-        return [self._scored(values) for values in zip(*columns, strict=True)]
+        scored = []
+        for values in zip(*columns, strict=True):
+            total = sum(rule.weight * value for rule, value in zip(self.rules, values, strict=True))
+            by_rule = {name: v for name, v in zip(self.names, values, strict=True) if math.isfinite(v)}
+            scored.append(Scored(total=total if math.isfinite(total) else None, by_rule=by_rule))
+        return scored
 
     def probe(self, samples: Sequence[Plain]) -> None:
         """Score samples before a run starts: a rule that can score none ends it, whatever `on_error` says.
@@ -149,11 +156,6 @@ class Scorer:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _scored(self, values: Sequence[float]) -> Scored:
-        total = sum(rule.weight * value for rule, value in zip(self.rules, values, strict=True))
-        by_rule = {name: v for name, v in zip(self.names, values, strict=True) if math.isfinite(v)}
-        return Scored(total=total if math.isfinite(total) else None, by_rule=by_rule)
 
     def _column(self, rule: RewardRule, watch: RuleWatch, samples: Sequence[SampleText]) -> Iterable[float]:
         """One rule's value of every sample; those of workers are on their way."""
@@ -331,12 +333,6 @@ def _check(rule: RewardRule) -> None:
             f"target {rule.target!r} does not name a function",
             help="write module:function, importable in the run's environment",
         )
-
-
-def _names(rules: Sequence[RewardRule]) -> list[str]:
-    kinds = [rule.kind for rule in rules]
-    counts = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
-    return [k if n == 1 else f"{k}#{n}" for k, n in zip(kinds, counts, strict=True)]
 
 
 def _failed(code: str, target: str, index: int, sample: SampleText, reason: str) -> RlhfsimError:

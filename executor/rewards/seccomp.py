@@ -156,7 +156,15 @@ def executing(pid: int | None, *, processes: bool) -> bytes:
     for call in (_KILL, _TGKILL) if pid is not None else ():
         is_itself = _step(_EQUAL, pid or 0, 0, 1)
         rules += _if_argument(call[column], is_itself, yes=_ALLOW, no=_EPERM)
-    rules += _clone(_CLONE[column], processes)
+    rules += [  # clone: never new namespaces; without `processes` only threads (clone3 hides its flags)
+        _step(_EQUAL, _CLONE[column], 0, 6),
+        _step(_LOAD, _ARGUMENT_0),
+        _step(_ANY_BIT, _CLONE_NEW, 0, 1),
+        _step(_RETURN, _EPERM),
+        _step(_ANY_BIT, _CLONE_THREAD, 0, 1),
+        _step(_RETURN, _ALLOW),
+        _step(_RETURN, _ALLOW if processes else _EPERM),
+    ]
     return b"".join([*rules, _step(_RETURN, _ALLOW)])
 
 
@@ -184,19 +192,6 @@ def _if_argument(number: int, test: bytes, *, yes: int, no: int, offset: int = _
     """Call `number`: decide by a test of the low word of one argument."""
     load = _step(_LOAD, offset)
     return [_step(_EQUAL, number, 0, 4), load, test, _step(_RETURN, yes), _step(_RETURN, no)]
-
-
-def _clone(number: int, processes: bool) -> list[bytes]:
-    """clone: never new namespaces; without `processes` only threads. (clone3 hides its flags in memory.)"""
-    return [
-        _step(_EQUAL, number, 0, 6),
-        _step(_LOAD, _ARGUMENT_0),
-        _step(_ANY_BIT, _CLONE_NEW, 0, 1),
-        _step(_RETURN, _EPERM),
-        _step(_ANY_BIT, _CLONE_THREAD, 0, 1),
-        _step(_RETURN, _ALLOW),
-        _step(_RETURN, _ALLOW if processes else _EPERM),
-    ]
 
 
 def install(libc: ctypes.CDLL, steps: bytes) -> bool:

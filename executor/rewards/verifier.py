@@ -185,7 +185,10 @@ class PipedProgram:
                 case ["value", value, after, str(printed)]:
                     self._print(printed, captured)
                     if operation == "call" and value is None and type(after) is list:
-                        self._renew(args, after)
+                        if len(after) != len(args):
+                            self._break(f"{len(after)} arguments in place of {len(args)}")
+                        for before, data in zip(args, after, strict=True):  # as it left them
+                            renew(before, self._decoded(data))
                     return self._decoded(value)
                 case ["error", [int() | None as number, str(name), str(base)], list(values), str(printed)]:
                     self._print(printed, captured)
@@ -227,13 +230,6 @@ class PipedProgram:
     def _print(self, text: str, captured: bool) -> None:
         if captured:
             sys.stdout.write(text)
-
-    def _renew(self, args: tuple[Any, ...], after: list[Any]) -> None:
-        """The arguments of a function as it left them."""
-        if len(after) != len(args):
-            self._break(f"{len(after)} arguments in place of {len(args)}")
-        for before, data in zip(args, after, strict=True):
-            renew(before, self._decoded(data))
 
     def _called(self, number: int, args: list[Any], named: Any) -> list[Any]:
         """What one of the tests' functions says to the program."""

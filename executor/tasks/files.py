@@ -63,8 +63,9 @@ class FileSource:
         self._columns = columns_of(data, preference, self._first(), answers=answers, say=say)
         self._digest = hashlib.blake2b(digest_size=16)
         self._usable, hashes = self._looked_at(say)
-        share = HELD_OUT_SHARE if data.held_out is None else data.held_out
-        self._training, self._held_out = _split(hashes, share)
+        share, prompts = HELD_OUT_SHARE if data.held_out is None else data.held_out, np.unique(hashes)
+        out = np.isin(hashes, prompts[: int(len(prompts) * share + 1e-9)])  # equal prompts fall on one side
+        self._training, self._held_out = np.flatnonzero(~out), np.flatnonzero(out)
         self._orders: dict[int, NDArray[np.int64]] = {}
 
     def _first(self) -> Row:
@@ -203,13 +204,6 @@ def _hash(prompt: Prompt) -> int:
     """Eight bytes of it."""
     text = prompt if isinstance(prompt, str) else str(list(prompt))
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
-
-
-def _split(hashes: NDArray[np.uint64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to train on and rows held out; equal prompts fall on one side."""
-    ranked = np.unique(hashes)
-    out = np.isin(hashes, ranked[: int(len(ranked) * share + 1e-9)])
-    return np.flatnonzero(~out), np.flatnonzero(out)
 
 
 def _refused(bad: BadRow, rows: Rows, number: int) -> RlhfsimError:

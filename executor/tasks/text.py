@@ -114,7 +114,15 @@ class Text:
         With a chat template: as the template has it between an answer and the next, a text being a turn of
         the user. The end of the answer is left out where it was sampled.
         """
-        shown = text if self._chat is None else _between(self._chat, _turns(text))
+        shown = text
+        if self._chat is not None:
+            turns = [
+                {"role": "user", "content": ""},
+                {"role": "assistant", "content": _ANSWER},
+                *_turns(text),
+            ]
+            whole = self._chat.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            shown = str(whole).partition(_ANSWER)[2]
         ids = self._tokenizer.encode(shown, add_special_tokens=False).ids
         return np.asarray(ids[1:] if self._chat is not None and ids[:1] == [last] else ids, np.int64)
 
@@ -140,13 +148,6 @@ def _chat(folder: Path) -> Any:
             "or save the tokenizer of an instruct model beside the weights",
         )
     return tokenizer
-
-
-def _between(chat: Any, turns: Sequence[Message]) -> str:
-    """What the template puts behind an answer that `turns` follow."""
-    asked = [{"role": "user", "content": ""}, {"role": "assistant", "content": _ANSWER}, *turns]
-    shown = chat.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-    return str(shown).partition(_ANSWER)[2]
 
 
 def _turns(prompt: Prompt) -> Sequence[Message]:

@@ -139,7 +139,13 @@ def parse_csv(data: bytes, name: str) -> list[Row]:
     """The rows of a table given as bytes; see `read_csv`."""
     records = _records(_decoded(data, name), name)
     line, header = next(records, (1, []))
-    columns = _header(header, name)
+    columns = [cell.strip() for cell in header]
+    if not columns:
+        raise _malformed("the file is empty", name, 1, "give a header and at least one row")
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice or "" in columns:
+        message = f"column {twice[0]!r} is given twice" if twice else "a column has no name"
+        raise _malformed(message, name, 1, "give every column its own name")
     table = recognise(columns, name)
     rows: list[Row] = []
     for line, cells in records:
@@ -219,17 +225,6 @@ def _records(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
             raise _malformed(f"a field of more than {MAX_CELL:,} characters", name, line, "check the quotes")
         if any(cell.strip() for cell in cells) or len(cells) > 1:
             yield line, cells
-
-
-def _header(cells: list[str], name: str) -> list[str]:
-    columns = [cell.strip() for cell in cells]
-    if not columns:
-        raise _malformed("the file is empty", name, 1, "give a header and at least one row")
-    twice = sorted({column for column in columns if columns.count(column) > 1})
-    if twice or "" in columns:
-        message = f"column {twice[0]!r} is given twice" if twice else "a column has no name"
-        raise _malformed(message, name, 1, "give every column its own name")
-    return columns
 
 
 def _unreadable(row: Row) -> Iterator[str]:

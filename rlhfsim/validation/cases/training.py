@@ -117,13 +117,15 @@ def job(row: Row, lookup: Lookup = shipped_profile) -> TrainingJob:
 def workload_of(row: Row, layout: Layout, model: ModelSpec, precision: Precision) -> Workload:
     """The sequences of one optimizer step, all of one length, and what is trained on them."""
     count, length = batch(row, layout)
+    # AutoModel runs one pipeline schedule per local batch: it drains once per accumulation step
+    drains = row.framework.startswith("NeMo AutoModel") and layout.pp > 1
     return Workload(
         algorithm="kto",
         model=model.name,
         prompts=count,
         prompt_len=Fixed(value=length - 1),
         response_len=Fixed(value=1),
-        mini_batches=flushes_of(row, layout),
+        mini_batches=(row.integer("grad_accum") or 1) if drains else 1,
         packing=False,
         lora=Lora(rank=32) if row.words("workload") == "LoRA" else None,
         train_precision=precision,
@@ -217,6 +219,7 @@ def layout_of(row: Row) -> Layout:
         raise Skip("the published degrees do not divide the GPUs")
     dp = gpus // (tp * pp * cp)
     ep = min(row.integer("ep") or 1, dp * cp * tp)
+    zero = _zero(row.words("fsdp_or_zero"), row.framework)
     return Layout(
         tp=tp,
         pp=pp,
@@ -225,16 +228,12 @@ def layout_of(row: Row) -> Layout:
         ep=ep,
         vp=vp if pp > 1 else 1,
         micro_batch=micro,
-        zero=_stage(_zero(row.words("fsdp_or_zero"), row.framework), pp),
+        # pipelines accumulate gradients before they reduce them: ZeRO-2 and 3 then exchange as ZeRO-1
+        zero=1 if zero >= 2 and pp > 1 else zero,
         sequence_parallel=(row.text("sequence_parallel") or "yes") != "no",
         recompute=_recompute(row.text("recompute")),
         offload_optimizer="cpu" if "optim" in row.words("offload") else "none",
     )
-
-
-def _stage(zero: int, pp: int) -> int:
-    """Pipelines accumulate gradients before they reduce them: ZeRO-2 and 3 then exchange as ZeRO-1."""
-    return 1 if zero >= 2 and pp > 1 else zero
 
 
 def _zero(text: str, framework: str) -> int:
@@ -309,12 +308,6 @@ def precision_of(row: Row, profile: Profile) -> Precision:
     if profile.peak.get(precision) is None:
         raise Skip(f"{profile.title} has no {precision}")
     return precision
-
-
-def flushes_of(row: Row, layout: Layout) -> int:
-    """AutoModel runs one pipeline schedule per local batch: it drains once per accumulation step."""
-    automodel = row.framework.startswith("NeMo AutoModel")
-    return (row.integer("grad_accum") or 1) if automodel and layout.pp > 1 else 1
 
 
 def backend_of(row: Row, layout: Layout) -> Backend:

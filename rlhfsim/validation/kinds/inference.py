@@ -154,25 +154,20 @@ def job_of(row: Row) -> ServingJob:
     name = _profile_name(row)
     assert name is not None
     device = with_engine(_device(name, max(gpus, tp)), engine)
+    if (share := row.number("kv_share_of_free")) is not None:  # of what everything else leaves free
+        held = engine_bytes(model, RolloutPlacement(pool="alone", layout=layout), profile=device.profile)
+        total = device.profile.usable_memory.value
+        taken = (held.weights + held.profile_peak + held.non_torch + held.cuda_graphs) / total
+        layout = replace(layout, memory_utilization=min(1.0, taken + share * max(0.0, 1.0 - taken)))
     return ServingJob(
         device=device,
         model=model,
-        layout=_sized(device, model, layout, row.number("kv_share_of_free")),
+        layout=layout,
         engine=engine,
         sequences=row.integer("num_requests") or batch or 1,
         isl=row.number("input_len") or 1.0,
         osl=row.number("output_len") or 1.0,
     )
-
-
-def _sized(device: Device, model: ModelSpec, layout: RolloutLayout, share: float | None) -> RolloutLayout:
-    """The layout whose KV cache is a share of what everything else leaves free, not of the whole memory."""
-    if share is None:
-        return layout
-    engine = engine_bytes(model, RolloutPlacement(pool="alone", layout=layout), profile=device.profile)
-    total = device.profile.usable_memory.value
-    taken = (engine.weights + engine.profile_peak + engine.non_torch + engine.cuda_graphs) / total
-    return replace(layout, memory_utilization=min(1.0, taken + share * max(0.0, 1.0 - taken)))
 
 
 def _assumptions(row: Row, filled: tuple[str, ...]) -> tuple[str, ...]:

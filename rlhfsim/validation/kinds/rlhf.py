@@ -62,8 +62,17 @@ def _outcomes(row: Row, change: Change) -> list[Outcome]:
         step = priced(asked)
     except RlhfsimError as error:
         return [_outcome(row, "step", label=_label(row), assumptions=shown, skipped=error.message)]
-    label = f"{_label(row)} {asked.placement.actor.layout.label}, rollout {_rollout(asked)}"
-    scored = _phase_outcomes(filled, step, shown, label)
+    assert asked.placement.rollout is not None
+    layouts = f"{asked.placement.actor.layout.label}, rollout {asked.placement.rollout.layout.label}"
+    label, scored = f"{_label(row)} {layouts}", list[Outcome]()
+    for kind, (column, _) in PHASES.items():
+        cell = filled.text(column)
+        waits = kind == "generation" and staleness_of(filled) > 0
+        cost = timed_cost(filled, step, kind)
+        if cell is None or not cost.parts or waits or not cell.replace(".", "", 1).isdigit():
+            continue
+        if measured := filled.number(column):
+            scored.append(_outcome(filled, kind, cost, label=label, measured=measured, assumptions=shown))
     if seconds is not None:
         job, release = job_of(filled, asked)
         detail = {phase.name: round(phase.cost.seconds, 3) for phase in step.phases}
@@ -128,21 +137,6 @@ def conditions_of(row: Row, asked: RunSpecs) -> Conditions:
     )
 
 
-def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: str) -> list[Outcome]:
-    """Outcomes of the phases of a prediction."""
-    scored = []
-    for kind, (column, _) in PHASES.items():
-        cell = row.text(column)
-        waits = kind == "generation" and staleness_of(row) > 0
-        cost = timed_cost(row, step, kind)
-        if cell is None or not cost.parts or waits or not cell.replace(".", "", 1).isdigit():
-            continue
-        measured = row.number(column)
-        if measured:
-            scored.append(_outcome(row, kind, cost, label=label, measured=measured, assumptions=shown))
-    return scored
-
-
 def timed_cost(row: Row, step: Iteration, kind: str) -> Cost:
     """What the framework's timer of a kind of `PHASES` covers."""
     names = timed_names(row, kind)
@@ -190,8 +184,3 @@ def job_of(row: Row, asked: RunSpecs) -> tuple[str, str]:
 def _label(row: Row) -> str:
     shown = (row.text(c) for c in ("actor_model", "gpus", "gpu_type", "framework", "staleness"))
     return " ".join(text for text in shown if text)
-
-
-def _rollout(asked: RunSpecs) -> str:
-    assert asked.placement.rollout is not None
-    return asked.placement.rollout.layout.label

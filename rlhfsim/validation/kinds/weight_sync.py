@@ -74,7 +74,11 @@ def case_of(row: Row) -> SyncCase:
     Raises:
         RlhfsimError: why the row cannot be predicted.
     """
-    measured, notes = _measured(row)
+    seconds, low, high = (row.number(c) for c in ("seconds", "seconds_low", "seconds_high"))
+    notes: tuple[str, ...] = ()
+    if seconds is None and low is not None and high is not None:
+        seconds, notes = (low + high) / 2, ("middle of the published range",)
+    measured = needed(seconds, "no seconds are published")
     if row.text("scope") == "single parameter sync" and row.text("model_config_key") == "qwen2.5-7b":
         raise Skip("15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch")
     price = _mechanism(row)
@@ -111,14 +115,6 @@ def kind_of(row: Row) -> str:
 
 
 # --- reading a row ------------------------------------------------------------------------------------
-
-
-def _measured(row: Row) -> tuple[float, tuple[str, ...]]:
-    """Seconds; the middle of a published range; bytes over bandwidth where the column allows it."""
-    seconds, low, high = (row.number(c) for c in ("seconds", "seconds_low", "seconds_high"))
-    if seconds is None and low is not None and high is not None:
-        return (low + high) / 2, ("middle of the published range",)
-    return needed(seconds, "no seconds are published"), ()
 
 
 def _around(row: Row, ends: Route) -> Cost:
