@@ -123,7 +123,16 @@ class Run:
         self.files.scratch.mkdir(parents=True, exist_ok=True)
         recorder = RunRecorder()
         workers = WorkerGroups(self.job, reservation, self.files.scratch, recorder, self.rules)
-        self._saver = self._new_saver()
+        asked = self.job.settings.checkpoints
+        able = self.job.plan.placement.backend != "fsdp2"  # see executor/refusals.py
+        self._saver = Saver(
+            root=self.files.checkpoints,
+            keep=asked.keep,
+            best=asked.best and asked.every != 0,
+            background=able if asked.background is None else asked.background,
+            say=self.listener.phase,
+            done=self._link,
+        )
         try:
             self.listener.phase(f"starting {len(self.job.plan.gpu_map)} roles on their slots")
             workers.start(self._say_held)
@@ -304,18 +313,6 @@ class Run:
             self.listener.finding(finding)
             if finding.severity == "stop":
                 raise RlhfsimError(finding.code, finding.what, help=finding.advice)
-
-    def _new_saver(self) -> Saver:
-        asked = self.job.settings.checkpoints
-        able = self.job.plan.placement.backend != "fsdp2"  # see executor/refusals.py
-        return Saver(
-            root=self.files.checkpoints,
-            keep=asked.keep,
-            best=asked.best and asked.every != 0,
-            background=able if asked.background is None else asked.background,
-            say=self.listener.phase,
-            done=self._link,
-        )
 
     def _link(self, saved: checkpoints.Checkpoint) -> None:
         link(self.files.model, saved.folder / "actor")

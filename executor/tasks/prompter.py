@@ -80,7 +80,8 @@ class TaskPrompter:
         self, number: int, problem: Problem, prompt: Tokens, temperature: float
     ) -> GenerationRequest:
         self._open[number] = (problem, prompt)
-        seed, task = _seed(self.seed, number), None
+        stream, task = np.random.SeedSequence([self.seed, number]), None  # of its own for every request
+        seed = int(stream.generate_state(1)[0]) % SEED_MODULUS
         if self.environment is not None:
             task = Task(prompt=problem.prompt, answer=problem.answer, meta=problem.meta, seed=seed)
         return GenerationRequest(
@@ -173,8 +174,3 @@ class TaskPrompter:
                     )
                 )
         return samples
-
-
-def _seed(seed: int, number: int) -> int:
-    """A stream of its own for every request."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) % SEED_MODULUS

@@ -63,7 +63,15 @@ class Row:
         cell = self.text(column)
         if cell is None:
             return None
-        value = _number(cell, column, self._place(column))
+        finite = cell.lower() not in _NOT_FINITE
+        value = float(cell) if finite and _NUMBER.fullmatch(cell) else math.nan
+        if not math.isfinite(value):
+            raise RlhfsimError(
+                "not-a-number",
+                f"{column} is not {'a number' if finite else 'finite'}: {cell!r}",
+                place=self._place(column),
+                help="write one plain number, or leave it blank",
+            )
         if value < 0 and column not in TABLES[self.table].signed:
             raise RlhfsimError(
                 "negative-number",
@@ -137,7 +145,14 @@ def read_csv(path: Path | str) -> list[Row]:
 
 def parse_csv(data: bytes, name: str) -> list[Row]:
     """The rows of a table given as bytes; see `read_csv`."""
-    records = _records(_decoded(data, name), name)
+    if b"\0" in data:
+        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+        raise _malformed("NUL byte", name, line, "the file is not a text table or is damaged")
+    try:
+        records = _records(data.decode("utf-8-sig"), name)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _malformed("not UTF-8", name, line, "save the table as UTF-8") from error
     line, header = next(records, (1, []))
     columns = [cell.strip() for cell in header]
     if not columns:
@@ -199,17 +214,6 @@ def _near(column: str, table: TableSchema) -> str:
     return f" (did you mean {close[0]})" if close else ""
 
 
-def _decoded(data: bytes, name: str) -> str:
-    if b"\0" in data:
-        line = data.count(b"\n", 0, data.index(b"\0")) + 1
-        raise _malformed("NUL byte", name, line, "the file is not a text table or is damaged")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise _malformed("not UTF-8", name, line, "save the table as UTF-8") from error
-
-
 def _records(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
     """Records that are not empty, each with the line on which it starts."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -237,20 +241,6 @@ def _unreadable(row: Row) -> Iterator[str]:
             row.number(column)
         except RlhfsimError as error:
             yield f"{row.file}:{row.line}: {error.message}; what needs it is skipped"
-
-
-def _number(cell: str, column: str, place: Place) -> float:
-    finite = cell.lower() not in _NOT_FINITE
-    value = float(cell) if finite and _NUMBER.fullmatch(cell) else math.nan
-    if not math.isfinite(value):
-        rule = "a number" if finite else "finite"
-        raise RlhfsimError(
-            "not-a-number",
-            f"{column} is not {rule}: {cell!r}",
-            place=place,
-            help="write one plain number, or leave it blank",
-        )
-    return value
 
 
 def _malformed(message: str, name: str, line: int, help: str) -> RlhfsimError:

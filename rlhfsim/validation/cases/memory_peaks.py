@@ -55,15 +55,11 @@ def training_peak(row: Row, setting: CallSetting) -> PredictedPeak:
     stages = memory.stages(setting.placement.actor.layout.pp)
     if before_first_step(row):
         return _start(setting)
-    notes, device = row.words("notes"), printed_by_driver(row)
+    notes = row.words("notes")
+    device = "nvidia-smi" in notes  # of all that the process has on its GPU
     waste = device or ("reserved" in notes and not _core(row))
     peaks = [_peak(bytes_of(setting, "actor", stage), fragmented=waste, device=device) for stage in stages]
     return max(peaks, key=lambda p: p.bytes)
-
-
-def printed_by_driver(row: Row) -> bool:
-    """Whether the figure is nvidia-smi's, of all that the process has on its GPU."""
-    return "nvidia-smi" in row.words("notes")
 
 
 def bytes_of(setting: CallSetting, role: str, stage: Stage) -> RoleBytes:
@@ -263,6 +259,7 @@ def _layout(row: Row, backend: Backend) -> Layout:
         raise Skip("number of GPUs is not stated")
     dp = row.integer("dp") or max(1, (gpus or tp * pp * ep) // (tp * pp * cp))
     notes = row.words("notes").lower()
+    stage = zero_stage(f"{row.words('fsdp_or_zero')} {row.framework}")
     chunks = 5 if "vpp 5" in notes else 2 if "interleaved" in notes else 1
     return Layout(
         tp=tp,
@@ -271,18 +268,12 @@ def _layout(row: Row, backend: Backend) -> Layout:
         ep=ep,
         dp=dp,
         etp=tp if _core(row) and dp * cp % ep == 0 else 1,
-        zero={"megatron": 1, "fsdp2": 3}.get(backend) or _zero(row),
+        zero={"megatron": 1, "fsdp2": 3}.get(backend) or needed(stage, "ZeRO stage is not stated"),
         vp=chunks if pp > 1 else 1,
         recompute=_recompute(row),
         micro_batch=row.integer("micro_batch") or 1,
         offload_optimizer="cpu" if "optim" in row.words("offload") else "none",
     )
-
-
-def _zero(row: Row) -> int:
-    """ZeRO stage from `fsdp_or_zero` or the framework's name."""
-    stage = zero_stage(f"{row.words('fsdp_or_zero')} {row.framework}")
-    return needed(stage, "ZeRO stage is not stated")
 
 
 def _recompute(row: Row) -> Recompute:

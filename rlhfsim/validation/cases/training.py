@@ -143,7 +143,8 @@ def model_of(row: Row) -> ModelSpec:
 def config_of(row: Row) -> str | Mapping[str, Any]:
     """A preset by config key or name, or its config cut to the `layers`; else GPT-2's by the shape."""
     layers, hidden = row.integer("layers"), row.integer("hidden")
-    for name in (row.text("model_config_key"), _clean(row.words("model"))):
+    named = re.sub(r"\s*\(.*?\)|\s+2-node|\s+MoE(?= \d)", "", row.words("model"))
+    for name in (row.text("model_config_key"), re.sub(r"^Llama-like ", "llama-2-", named)):
         known = preset_name(name) if name else None
         if known:
             model = preset(known)
@@ -174,12 +175,6 @@ def _predicting(row: Row, model: ModelSpec) -> int | None:
     name = row.words("model")
     trains = bridge and name.startswith("DeepSeekV3") and "w/o MTP" not in name
     return model.num_layers + 1 if trains else None
-
-
-def _clean(name: str) -> str:
-    name = re.sub(r"\s*\(.*?\)|\s+2-node|\s+MoE(?= \d)", "", name)
-    name = re.sub(r"^Llama-like ", "llama-2-", name)
-    return name
 
 
 def _cut(known: str, layers: int) -> Mapping[str, Any]:
@@ -272,15 +267,11 @@ def nodes_of(row: Row, layout: Layout, lookup: Lookup) -> NodeGroup:
         profile = lookup(name)
     except RlhfsimError as error:
         raise Skip(f"no hardware profile for {name}") from error
-    node = min(profile.node.gpus, layout.gpus)
-    return NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node, fabric=_fabric(row))
-
-
-def _fabric(row: Row) -> Fabric | None:
-    said = row.words("fabric").lower()
+    node, said = min(profile.node.gpus, layout.gpus), row.words("fabric").lower()
     if said and said not in FABRICS:
         raise Skip(f"no network {said!r}: {', '.join(FABRICS)}")
-    return cast(Fabric, said) if said else None
+    fabric = cast(Fabric, said) if said else None
+    return NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node, fabric=fabric)
 
 
 def batch(row: Row, layout: Layout) -> tuple[int, float]:

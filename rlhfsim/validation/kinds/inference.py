@@ -92,9 +92,14 @@ def _outcome(row: Row) -> Outcome:
     except RlhfsimError as error:
         return basic(skipped=error.message)
     faster, slower = job_of(row).device.borrowed(CURVE_SPREAD)
-    return basic(
-        predicted=value, low=value / slower, high=value / faster, assumptions=_assumptions(row, filled)
-    )
+    if row.text("scenario") == SINGLE:
+        assumed = (f"context {SHORT_CONTEXT:g} tokens",)
+    else:
+        batch = () if row.text("batch_or_concurrency") else (f"at most {MOST} sequences at a time",)
+        share = () if row.text("kv_share_of_free") else ("90 % of memory",)
+        fp8 = ("FP8 KV cache",) if FORMATS[row.words("precision")] in NARROW else ()
+        assumed = (*batch, *share, *fp8, *filled)
+    return basic(predicted=value, low=value / slower, high=value / faster, assumptions=assumed)
 
 
 def skip_reason(row: Row) -> str | None:
@@ -168,15 +173,6 @@ def job_of(row: Row) -> ServingJob:
         isl=row.number("input_len") or 1.0,
         osl=row.number("output_len") or 1.0,
     )
-
-
-def _assumptions(row: Row, filled: tuple[str, ...]) -> tuple[str, ...]:
-    if row.text("scenario") == SINGLE:
-        return (f"context {SHORT_CONTEXT:g} tokens",)
-    batch = () if row.text("batch_or_concurrency") else (f"at most {MOST} sequences at a time",)
-    share = () if row.text("kv_share_of_free") else ("90 % of memory",)
-    fp8 = ("FP8 KV cache",) if FORMATS[row.words("precision")] in NARROW else ()
-    return (*batch, *share, *fp8, *filled)
 
 
 def _engine(row: Row) -> Engine | None:

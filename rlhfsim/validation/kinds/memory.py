@@ -238,7 +238,11 @@ def _models() -> dict[str, ModelSpec]:
 
 
 def _training(row: Row) -> Outcome:
-    measured, unit = _measured_peak(row)
+    measured, unit = row.number("peak_mem_gib_per_gpu"), GIB
+    if measured is None:
+        measured = needed(row.number("peak_mem_gb_as_published"), "no peak in the row")
+        # tools of these frameworks print GiB as GB
+        unit = GIB if row.framework.startswith(("verl", "DeepSpeed", "Megatron-Core")) else GB
     if re.search(r"\bOOM\b", row.words("notes")):
         raise Skip("the run ended out of memory: what it printed before is no peak")
     setting = setting_of(row)
@@ -282,13 +286,3 @@ def conditions_of(row: Row, model: ModelSpec) -> Conditions:
         mixer=model.mixer,
         kernels=kernels_of(_profile(row)),
     )
-
-
-def _measured_peak(row: Row) -> tuple[float, float]:
-    """The peak and its unit in bytes; tools of these frameworks print GiB as GB."""
-    gib = row.number("peak_mem_gib_per_gpu")
-    if gib is not None:
-        return gib, GIB
-    printed = needed(row.number("peak_mem_gb_as_published"), "no peak in the row")
-    binary = row.framework.startswith(("verl", "DeepSpeed", "Megatron-Core"))
-    return printed, GIB if binary else GB

@@ -58,7 +58,10 @@ def _outcomes(row: Row, change: Change) -> list[Outcome]:
     filled, shown = assumptions.apply("rlhf", row)
     try:
         seconds = step_seconds(filled)
-        asked = _changed(specs_of(filled), change)
+        asked = specs_of(filled)
+        if change is not unchanged:  # on profiles with other coefficients
+            groups = tuple(replace(g, profile=change(g.profile, None)) for g in asked.cluster.node_groups)
+            asked = replace(asked, cluster=replace(asked.cluster, node_groups=groups))
         step = priced(asked)
     except RlhfsimError as error:
         return [_outcome(row, "step", label=_label(row), assumptions=shown, skipped=error.message)]
@@ -80,14 +83,6 @@ def _outcomes(row: Row, change: Change) -> list[Outcome]:
         known |= {"conditions": conditions_of(filled, asked)}
         scored.insert(0, _outcome(row, "step", step.cost, label=label, **known))
     return scored
-
-
-def _changed(asked: RunSpecs, change: Change) -> RunSpecs:
-    """The same run on profiles with other coefficients."""
-    if change is unchanged:
-        return asked
-    groups = tuple(replace(g, profile=change(g.profile, None)) for g in asked.cluster.node_groups)
-    return replace(asked, cluster=replace(asked.cluster, node_groups=groups))
 
 
 def priced(asked: RunSpecs) -> Iteration:
