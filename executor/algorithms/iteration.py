@@ -378,20 +378,10 @@ class _Feeder:
         """Submit what the buffer has room for, and take what has finished."""
         self._submit()
         for completion in self._loop.backend.poll(0.2):
-            sample = self._loop.prompter.sample(completion)
-            group = self._open.setdefault(sample.group, [])
-            group.append(sample)
-            if len(group) == self._loop.workload.samples:
-                done = sorted(self._open.pop(sample.group), key=lambda s: s.id)
-                if self._sampling:
-                    self._judges.submit(self._judge, done)
-                else:
-                    self._buffer.put(done)
+            self._receive(self._loop.prompter.sample(completion))
 
     def _submit(self) -> None:
-        if (
-            self._late != "wait"
-        ):  # what came too late is counted and, where the schedule says so, first in line
+        if self._late != "wait":  # what came too late is counted and, where it goes on, first
             rejected = self._buffer.rejected()
             with self._lock:
                 self._rejected |= rejected
@@ -412,6 +402,16 @@ class _Feeder:
                 self._sent |= dict(zip(numbers, chosen, strict=True))
         self._buffer.submitted(numbers)
         self._loop.backend.submit([r for group in chosen for r in group], self._next - 1)
+
+    def _receive(self, sample: Sample) -> None:
+        group = self._open.setdefault(sample.group, [])
+        group.append(sample)
+        if len(group) == self._loop.workload.samples:
+            done = sorted(self._open.pop(sample.group), key=lambda s: s.id)
+            if self._sampling:
+                self._judges.submit(self._judge, done)
+            else:
+                self._buffer.put(done)
 
     def _judge(self, group: list[Sample]) -> None:
         try:
