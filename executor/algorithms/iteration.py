@@ -18,11 +18,10 @@ from executor.algorithms.advantages import advantages, estimated
 from executor.algorithms.custom import Parts
 from executor.algorithms.dynamic_sampling import StepGroups
 from executor.algorithms.kto_baseline import kl_baseline, mismatched
-from executor.algorithms.protocols import ExperienceBuffer, LoopBackend
+from executor.algorithms.protocols import ExperienceBuffer, LoopBackend, Prompter
 from executor.algorithms.shaping import filtered
 from executor.samples import GenerationRequest, Sample, Transfer, emptied
 from executor.settings import Settings
-from executor.tasks.prompter import TaskPrompter
 from rlhfsim.specs.placement.placement import Late
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Workload
@@ -119,7 +118,7 @@ class Loop:
     """What an iteration needs."""
 
     backend: LoopBackend
-    prompter: TaskPrompter
+    prompter: Prompter
     workload: Workload
     settings: Settings
     max_tokens: int

@@ -1,4 +1,4 @@
-"""What the iteration loops need of others: a backend that runs calls, a buffer."""
+"""What the iteration loops need of others: a backend that runs calls, prompts and samples, a buffer."""
 
 from __future__ import annotations
 
@@ -42,6 +42,19 @@ class LoopBackend(Protocol):
 
     def stop(self) -> None:
         """End everything at once: calls that run come back with an error."""
+
+
+class Prompter(Protocol):
+    """Prompts in, samples out; knows data and tokenizer."""
+
+    def requests(self, batch: int) -> list[GenerationRequest]:
+        """The requests of a generation batch (its number in the run), samples of a prompt side by side."""
+
+    def sample(self, completion: Completion) -> Sample:
+        """The sample of a completed request."""
+
+    def given(self, step: int) -> list[Sample]:
+        """Samples of an iteration that generates nothing (DPO, KTO, SFT, reward models)."""
 
 
 class ExperienceBuffer(Protocol):
