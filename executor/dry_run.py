@@ -36,7 +36,6 @@ from rlhfsim.plan import Plan
 from rlhfsim.provenance import installed_version
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.presets import published_config
-from rlhfsim.specs.placement.layout import Layout
 
 Library = Literal["deepspeed", "vllm"]
 Judge = Callable[[Library, Sequence[Any]], list[Any] | None]
@@ -263,7 +262,20 @@ def _deepspeed(specs: Mapping[str, EngineSpec], judge: Judge) -> str:
     if answers is None:
         return NOT_INSTALLED
     for (role, request), answer in zip(requests.items(), answers, strict=True):
-        refusal = answer.get("refusal") or _disagreement(specs[role].layout, request["config"], answer)
+        refusal = answer.get("refusal")
+        if refusal is None:  # does it understand what was meant?
+            layout, config = specs[role].layout, request["config"]
+            meant = {
+                "zero": config["zero_optimization"]["stage"],
+                "train_batch": config["train_micro_batch_size_per_gpu"] * layout.dp,
+                "groups": {kind: sorted(map(sorted, m)) for kind, m in ranks.process_groups(layout).items()},
+            }
+            read = {
+                **answer,
+                "groups": {kind: sorted(map(sorted, m)) for kind, m in answer["groups"].items()},
+            }
+            wrong = [name for name in meant if read[name] != meant[name]]
+            refusal = next((f"{n} is {read[n]!r:.80}, not {meant[n]!r:.80}" for n in wrong), None)
         if refusal is not None:
             raise RlhfsimError(
                 "deepspeed-refuses",
@@ -273,25 +285,6 @@ def _deepspeed(specs: Mapping[str, EngineSpec], judge: Judge) -> str:
     version = installed_version("deepspeed", missing="")
     roles = ", ".join(requests) or "none needed"
     return f"configurations read and groups formed by DeepSpeed {version}: {roles}"
-
-
-def _disagreement(layout: Layout, config: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
-    """Where DeepSpeed understands something else than was meant."""
-    batch = config["train_micro_batch_size_per_gpu"] * layout.dp
-    meant = {
-        "zero": config["zero_optimization"]["stage"],
-        "train_batch": batch,
-        "groups": {kind: sorted(map(sorted, m)) for kind, m in ranks.process_groups(layout).items()},
-    }
-    read = {**answer, "groups": {kind: sorted(map(sorted, m)) for kind, m in answer["groups"].items()}}
-    return next(
-        (
-            f"{name} is {read[name]!r:.80}, not {meant[name]!r:.80}"
-            for name in meant
-            if read[name] != meant[name]
-        ),
-        None,
-    )
 
 
 def vllm_request(job: Job, config: Mapping[str, Any], profile: Profile) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from executor.rewards.ahead import EarlyRules, RuleRewards
 from executor.rewards.rules import Plain, Scorer
 from executor.run import Ended, Run, RunListener, TraceWatch
 from executor.samples import Sample, Scored
-from executor.settings import Answers, Custom, Data, RewardRule, Settings
+from executor.settings import Answers, Custom, Data, RewardRule, Say, Settings
 from executor.tasks import lengths
 from executor.tasks.files import FileSource
 from executor.tasks.prompter import TaskPrompter
@@ -148,7 +148,7 @@ def prepare(
     *,
     dry_step_s: float | None = None,
     address: str | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> tuple[Job, TaskPrompter]:
     """Check everything that can be checked without starting anything.
 
@@ -227,9 +227,7 @@ def _used_answers(job: Job, rules: Sequence[RewardRule]) -> Answers:
     return "read" if "read" in asked or job.settings.environment is not None else "unused"
 
 
-def evaluation_prompter(
-    job: Job, prompter: TaskPrompter, say: Callable[[str], None]
-) -> tuple[Job, TaskPrompter]:
+def evaluation_prompter(job: Job, prompter: TaskPrompter, say: Say) -> tuple[Job, TaskPrompter]:
     """Where problems of evaluations come from; the job knows their longest prompt.
 
     Raises:
@@ -266,9 +264,7 @@ def _evaluator(job: Job, prompter: TaskPrompter, rules: RuleRewards) -> Evaluato
     )
 
 
-def _longest_prompt(
-    job: Job, prompter: TaskPrompter, data: Data, config: Mapping[str, Any], say: Callable[[str], None]
-) -> int:
+def _longest_prompt(job: Job, prompter: TaskPrompter, data: Data, config: Mapping[str, Any], say: Say) -> int:
     """Tokens; prompts of a file that are too long are no longer in the prompter's data, or are cut by it."""
     if not isinstance(prompter.source, FileSource):
         return prompter.longest_prompt(job.settings.iterations)

@@ -9,7 +9,6 @@ weights are synced as they are: a step that is not taken needs no 240 GB to be u
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 from executor.algorithms.iteration import Loop
 from executor.coordination.worker_groups import WorkerGroups
 from executor.samples import Sample
+from executor.settings import Say
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.units import GB
@@ -28,7 +28,6 @@ CHECK = -1
 """Step number of the check's spans; ids of its requests are negative."""
 CHECK_BYTES = int(GB)
 """Most that the check writes and reads."""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ constants and learning rates, and for how long.
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,8 @@ Answers = Literal["unused", "read", "required"]
 """Whether rewards use the answers of the data: not at all; where there are some; every row must have one."""
 OnError = Literal["stop", "zero", "drop"]
 """What happens to a sample without a value: the run ends, it counts as 0, or it is left out."""
+Say = Callable[[str], None]
+"""Who is told in words what happens."""
 MOST = 1e6
 """Larger constants are slips."""
 Weight = Annotated[float, Field(ge=-MOST, le=MOST)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +17,13 @@ from executor.resolve import Job, environment
 from executor.rewards.ahead import RuleRewards
 from executor.samples import Sample
 from executor.selfcheck import agreement
-from executor.settings import Settings
+from executor.settings import Say, Settings
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 
 PROBES = 8
 """Responses whose log-probs are compared after each path's last sync."""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

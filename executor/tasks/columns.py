@@ -11,12 +11,12 @@ et al. 2022, arXiv 2204.05862).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from executor.settings import Answers, Data
+from executor.settings import Answers, Data, Say
 from executor.tasks.prompts import Preference, Problem
 from executor.tasks.rows import BadRow, Row
 from executor.tasks.text import Message, Prompt
@@ -159,7 +159,7 @@ class ProblemColumns:
 
 
 def columns_of(
-    data: Data, preference: Preference, first: Row, *, answers: Answers, say: Callable[[str], None]
+    data: Data, preference: Preference, first: Row, *, answers: Answers, say: Say
 ) -> ProblemColumns:
     """The columns by the settings and the first row; guesses are said. `answers`: of rule rewards.
 
@@ -210,9 +210,7 @@ def _shown(text: str) -> str:
     return text.encode("unicode_escape").decode()
 
 
-def _column(
-    data: Data, setting: str, first: Row, taken: Iterable[str], say: Callable[[str], None]
-) -> str | None:
+def _column(data: Data, setting: str, first: Row, taken: Iterable[str], say: Say) -> str | None:
     """The column of a setting; None: there is none."""
     wanted, usual = getattr(data, setting), USUAL[setting][0]
     if wanted is not None:

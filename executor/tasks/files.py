@@ -16,14 +16,14 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date, timedelta
 from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.settings import Answers, Data
+from executor.settings import Answers, Data, Say
 from executor.tasks.columns import columns_of
 from executor.tasks.formats import open_rows
 from executor.tasks.prompts import Preference, Problem
@@ -31,7 +31,6 @@ from executor.tasks.rows import BadRow, Row, Rows
 from executor.tasks.text import Prompt
 from rlhfsim.errors import Place, RlhfsimError
 
-Say = Callable[[str], None]
 HELD_OUT_SHARE = 0.1
 CHUNK = 1_000
 """Rows that are looked at together."""

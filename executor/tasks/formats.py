@@ -198,7 +198,7 @@ def _arrow(paths: Sequence[Path], ending: str, named: Path) -> Any:
     """Parquet or CSV as a `datasets.Dataset`, in a folder that goes with it: a kept one could be stale."""
     import datasets
 
-    library, names = cast(Any, datasets), [str(path) for path in paths]
+    library = cast(Any, datasets)
     was_enabled = library.is_progress_bar_enabled()
     library.disable_progress_bars()
     folder = tempfile.TemporaryDirectory(prefix="rlhfsim-data-")
@@ -206,8 +206,18 @@ def _arrow(paths: Sequence[Path], ending: str, named: Path) -> Any:
         if ending in PARQUET_ENDINGS:
             table = library.Dataset.from_file(_streamed(paths, Path(folder.name)))
         else:
+            separator = "\t" if ending == ".tsv" else ","
+            with paths[0].open("rb") as file:
+                lines = (line.decode("utf-8-sig") for line in bounded_lines(file, named))
+                header = next(csv.reader(lines, delimiter=separator))
+            # every cell is the text that stands there: 007 and NA are no numbers
             table = library.Dataset.from_csv(
-                names, cache_dir=folder.name, **_texts(library, paths[0], ending, named)
+                [str(path) for path in paths],
+                cache_dir=folder.name,
+                features=library.Features({name: library.Value("string") for name in header}),
+                sep=separator,
+                keep_default_na=False,
+                encoding="utf-8-sig",
             )
     except (library.exceptions.DatasetsError, csv.Error, ValueError, OSError, StopIteration) as error:
         kind = "Parquet" if ending in PARQUET_ENDINGS else "CSV"
@@ -231,18 +241,3 @@ def _streamed(paths: Sequence[Path], folder: Path) -> str:
             for batch in file.iter_batches(batch_size=CHUNK):
                 stream.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
     return str(target)
-
-
-def _texts(library: Any, path: Path, ending: str, named: Path) -> dict[str, Any]:
-    """How CSV is read so that every cell is the text that stands there: 007 and NA are no numbers."""
-    separator = "\t" if ending == ".tsv" else ","
-    with path.open("rb") as file:
-        lines = (line.decode("utf-8-sig") for line in bounded_lines(file, named))
-        header = next(csv.reader(lines, delimiter=separator))
-    text = {name: library.Value("string") for name in header}
-    return {
-        "features": library.Features(text),
-        "sep": separator,
-        "keep_default_na": False,
-        "encoding": "utf-8-sig",
-    }

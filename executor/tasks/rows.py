@@ -115,7 +115,16 @@ class JsonLines:
     def read(self, start: int, end: int) -> Iterator[Row | BadRow]:
         """Objects of the lines."""
         for row in range(start, min(end, len(self))):
-            yield _object(self._line(row))
+            line = self._line(row)
+            try:
+                value = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                why = f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line"
+                yield BadRow(why, "data-encoding")
+            except (ValueError, RecursionError) as error:
+                yield BadRow(f"not a JSON object: {error}", "data-line")
+            else:
+                yield _checked(value, b"\\u" in line)
 
     def place(self, row: int) -> Place:
         """File and line."""
@@ -125,16 +134,6 @@ class JsonLines:
     def identity(self) -> tuple[object, ...]:
         """Name, size and time of the file."""
         return states_of([self._path]) if self._identity is None else self._identity
-
-
-def _object(line: bytes) -> Row | BadRow:
-    try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return BadRow(f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line", "data-encoding")
-    except (ValueError, RecursionError) as error:
-        return BadRow(f"not a JSON object: {error}", "data-line")
-    return _checked(value, b"\\u" in line)
 
 
 def _checked(value: Any, escaped: bool) -> Row | BadRow:
