@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from executor.algorithms.custom import for_workers
 from executor.algorithms.kl import Estimator
@@ -89,55 +89,44 @@ def actor_loss(
 ) -> LossSpec:
     """Loss of the policy. `max_tokens`: most tokens of a response; `kl_baseline`: KTO, see preferences.py;
     `custom`: the user's surrogate."""
-    chosen = recipe(workload.algorithm)
+    chosen, constants = recipe(workload.algorithm), dict[str, Any]()
+    averaged = {"aggregation": settings.aggregation or chosen.aggregation, "max_tokens": max_tokens}
     match chosen.actor:
         case "dpo":
-            return LossSpec(name="dpo", settings={"beta": settings.beta})
+            constants = {"beta": settings.beta}
         case "kto":
             assert kl_baseline is not None, "KTO needs the KL baseline of the step's data"
             constants = {"beta": settings.beta, "kl_baseline": kl_baseline}
-            return LossSpec(name="kto", settings=constants)
         case "sft":
-            averaged = settings.aggregation or chosen.aggregation
-            return LossSpec(name="sft", settings={"aggregation": averaged, "max_tokens": max_tokens})
-        case "reward_model":
-            return LossSpec(name="reward_model", settings={})
+            constants = averaged
         case "distillation":
-            return LossSpec(
-                name="distillation",
-                settings={
-                    "estimator": settings.kl_estimator or "k2",
-                    "aggregation": settings.aggregation or chosen.aggregation,
-                    "max_tokens": max_tokens,
-                },
-            )
-    place, estimator = kl_terms(workload.algorithm, settings)
-    kind = settings.policy_loss or chosen.policy_loss
-    low, high = CLIP_RANGES.get(workload.algorithm if kind == chosen.policy_loss else kind, CLIP_RANGE)
-    averaged = chosen.aggregation if kind == chosen.policy_loss or kind != "gspo" else "sequence"
-    return LossSpec(
-        name="policy",
-        settings={
-            "policy_loss": kind if custom is None else for_workers(custom),
-            "clip_low": settings.clip_low or low,
-            "clip_high": settings.clip_high or high,
-            "dual_clip": settings.dual_clip,
-            "kl_coefficient": settings.kl_coefficient,
-            "kl_estimator": estimator,
-            "kl_in": place,
-            "entropy_coefficient": settings.entropy_coefficient,
-            "entropy_control": settings.entropy_control,
-            "covariance_share": settings.covariance_share,
-            "covariance_bounds": settings.covariance_bounds,
-            "covariance_kl": settings.covariance_kl,
-            "correction": settings.correction,
-            "correction_cap": settings.correction_cap,
-            "correction_level": settings.correction_level,
-            "old_logprobs": workload.old_logprobs,
-            "aggregation": settings.aggregation or averaged,
-            "max_tokens": max_tokens,
-        },
-    )
+            constants = averaged | {"estimator": settings.kl_estimator or "k2"}
+        case "policy":
+            place, estimator = kl_terms(workload.algorithm, settings)
+            kind = settings.policy_loss or chosen.policy_loss
+            usual = kind == chosen.policy_loss
+            low, high = CLIP_RANGES.get(workload.algorithm if usual else kind, CLIP_RANGE)
+            if kind == "gspo" and not (usual or settings.aggregation):
+                averaged["aggregation"] = "sequence"
+            constants = averaged | {
+                "policy_loss": kind if custom is None else for_workers(custom),
+                "clip_low": settings.clip_low or low,
+                "clip_high": settings.clip_high or high,
+                "dual_clip": settings.dual_clip,
+                "kl_coefficient": settings.kl_coefficient,
+                "kl_estimator": estimator,
+                "kl_in": place,
+                "entropy_coefficient": settings.entropy_coefficient,
+                "entropy_control": settings.entropy_control,
+                "covariance_share": settings.covariance_share,
+                "covariance_bounds": settings.covariance_bounds,
+                "covariance_kl": settings.covariance_kl,
+                "correction": settings.correction,
+                "correction_cap": settings.correction_cap,
+                "correction_level": settings.correction_level,
+                "old_logprobs": workload.old_logprobs,
+            }
+    return LossSpec(name=chosen.actor, settings=constants)
 
 
 def critic_loss(settings: Algorithm) -> LossSpec:
