@@ -268,8 +268,12 @@ class Loop:
         asked = {sample.group for sample in samples}
         if self.workload.generates:
             samples = self.parts.filtered(samples, step)
-            if not self.workload.distils:
-                samples = self._with_advantages(samples, step)
+            facts = (self.workload.algorithm, samples, self.settings.algorithm, self.max_tokens)
+            with_critic = self.workload.has_critic
+            if "advantages" in self.parts.made and not self.workload.distils:
+                samples = estimated(lambda seen: self.parts.estimates(seen, step, critic=with_critic), *facts)
+            elif not self.workload.distils:
+                samples = advantages(*facts)
             samples = filtered(samples, self.settings.algorithm)
         tasks: dict[str, Callable[[], list[dict[str, float]]]] = {}
         if self.workload.has_critic:
@@ -298,13 +302,6 @@ class Loop:
             version=version,
             unused=tuple(sorted(asked - {sample.group for sample in samples})),
         )
-
-    def _with_advantages(self, samples: list[Sample], step: int) -> list[Sample]:
-        facts = (self.workload.algorithm, samples, self.settings.algorithm, self.max_tokens)
-        if "advantages" not in self.parts.made:
-            return advantages(*facts)
-        critic = self.workload.has_critic
-        return estimated(lambda seen: self.parts.estimates(seen, step, critic=critic), *facts)
 
     def _kl_baseline(self, samples: Sequence[Sample], step: int) -> float:
         """KTO's baseline: how far the policy is from the reference on responses of other prompts."""

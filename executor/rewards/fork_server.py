@@ -25,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -140,15 +141,15 @@ def _own_pids_work() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
+@dataclass(frozen=True, slots=True)
 class _Execution:
     """One program in one child, its tests in another."""
 
-    def __init__(
-        self, job: dict[str, Any], facts: dict[str, Any], ruleset: int | None, scratch: str, requests: Channel
-    ) -> None:
-        self.job, self.facts, self.ruleset, self.scratch = job, facts, ruleset, scratch
-        self.requests = requests
-        self.processes = int(job["processes"]) if facts["pids"] else 1
+    job: dict[str, Any]
+    facts: dict[str, Any]
+    ruleset: int | None
+    scratch: str
+    requests: Channel
 
     def outcome(self) -> dict[str, Any]:
         """Run it to its end or its limits; afterwards nothing of it is left."""
@@ -266,7 +267,7 @@ class _Execution:
             os._exit(0)
 
     def _confine(self, ruleset: int | None, own_pids: bool) -> None:
-        processes = self.processes if own_pids else 1
+        processes = int(self.job["processes"]) if own_pids else 1
         tasks = _TASKS if processes == 1 else processes
         memory = isolation.address_space(int(self.job["memory_bytes"]), processes) + self.facts["baseline"]
         isolation.drop_privileges(self.facts["uid"])

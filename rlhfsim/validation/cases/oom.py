@@ -240,6 +240,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
         raise Skip("GPUs of the actor are not stated")
     residency, optimizer_away = _residency(row)
     offload = row.words("offload")
+    path: WeightPath = "broadcast" if len(sizes) > 1 else "ipc"
     hosted = reference_on_host(framework_of(row), backend, lora=workload.lora is not None)
 
     def placed(role: str) -> RolePlacement | None:
@@ -247,9 +248,12 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
             return None
         trained = role in TRAINED
         micro = _micro(row, "micro_train" if trained else "micro_logprob")
-        away: Residency = residency if trained else _frozen_residency(row, offload)
-        if role == "reference" and residency == "resident" and placed_roles[role] == placed_roles["actor"]:
-            away = "swapped" if row.framework.startswith("NeMo-RL") else away
+        nemo, away = row.framework.startswith("NeMo-RL"), residency
+        if not trained:  # NeMo-RL keeps the reference on the host; others as their flags say
+            away = "offloaded" if nemo or "ref" in offload else "resident"
+        shares = placed_roles[role] == placed_roles["actor"]
+        if role == "reference" and residency == "resident" and shares and nemo:
+            away = "swapped"
         layout = _layout(row, backend, sizes[placed_roles[role]], micro)
         if role == "reference" and hosted:
             layout, away = replace(layout, offload_params="cpu"), "resident"
@@ -266,22 +270,10 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
         reference=placed("reference") if workload.has_reference else None,
         reward=placed("reward"),
         rollout=_rollout(row, sizes, placed_roles, models),
-        weight_path=_path(row, sizes),
+        weight_path="none" if row.words("arch").startswith("hybrid engine") else path,
         backend=backend,
         software=software(row, backend),
     )
-
-
-def _frozen_residency(row: Row, offload: str) -> Residency:
-    """NeMo-RL keeps the reference on the host; others as their flags say."""
-    host = row.framework.startswith("NeMo-RL") or "ref" in offload
-    return "offloaded" if host else "resident"
-
-
-def _path(row: Row, sizes: dict[str, int]) -> WeightPath:
-    if row.words("arch").startswith("hybrid engine"):
-        return "none"
-    return "broadcast" if len(sizes) > 1 else "ipc"
 
 
 def _rollout(

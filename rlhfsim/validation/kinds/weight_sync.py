@@ -81,7 +81,13 @@ def case_of(row: Row) -> SyncCase:
     measured = needed(seconds, "no seconds are published")
     if row.text("scope") == "single parameter sync" and row.text("model_config_key") == "qwen2.5-7b":
         raise Skip("15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch")
-    price = _mechanism(row)
+    words = row.words("mechanism")
+    if "one handle a tensor" in words:
+        raise Skip("one CUDA IPC handle a tensor is not a path here: buckets share one")
+    price = needed(
+        next((price for beginning, price in _MECHANISMS if beginning in words), None),
+        f"mechanism {words!r} is not one of the weight paths",
+    )
     return SyncCase(row=row, ends=_ends(row), price=price, measured=measured, notes=notes)
 
 
@@ -130,16 +136,6 @@ def _around(row: Row, ends: Route) -> Cost:
             ends.source, size, pinned=pinned
         )
     return Cost()
-
-
-def _mechanism(row: Row) -> Callable[[Route], Priced]:
-    words = row.words("mechanism")
-    if "one handle a tensor" in words:
-        raise Skip("one CUDA IPC handle a tensor is not a path here: buckets share one")
-    for beginning, price in _MECHANISMS:
-        if beginning in words:
-            return price
-    raise Skip(f"mechanism {words!r} is not one of the weight paths")
 
 
 def _bridged(ends: Route, *, overlapped: bool = True) -> Priced:
