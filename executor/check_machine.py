@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from executor import ranks, refusals
+from executor.frozen import frozen
 from executor.limits import WEIGHT_BYTES, TimeLimits
 from executor.machine.checks import Check, Needs, checks, judged, not_checked
 from executor.machine.facts import read
@@ -19,7 +20,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MachineQuestion:
     """What every node is asked."""
 
@@ -29,7 +30,7 @@ class MachineQuestion:
     """Folder of the policy; None: not given."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeChecks:
     """What one node answers."""
 

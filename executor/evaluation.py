@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from executor.algorithms.protocols import LoopBackend
+from executor.frozen import frozen
 from executor.samples import Sample, Scored
 from executor.settings import Settings
 from executor.tasks.prompter import TaskPrompter
@@ -29,7 +30,7 @@ HEADLINES = {"sft": "loss", "kto": "margin"}
 """Algorithm -> the metric that says it in one number; of the others accuracy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Evaluated:
     """One evaluation."""
 
@@ -55,7 +56,7 @@ class Evaluated:
         return {f"evaluation/{name}": value for name, value in self.metrics.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Evaluator:
     """Problems that are held out, and what says how good responses to them are."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from executor.coordination.tracking import check_libraries
 from executor.engines.fake import Fakes
 from executor.engines.vllm import start
 from executor.evaluation import Evaluator
+from executor.frozen import frozen
 from executor.resolve import Job, environment, located, model_config, model_folder, preloaded
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.ahead import EarlyRules, RuleRewards
@@ -40,7 +41,7 @@ from rlhfsim.plan import Plan
 DRY_ITERATIONS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LaunchOptions:
     """How a run is started."""
 
@@ -62,7 +63,7 @@ class LaunchOptions:
     """Who looks at the trace every few iterations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FinishedRun:
     """A run that reached its end."""
 

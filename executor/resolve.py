@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec, RolloutSpec
 from executor.engines.training import library
+from executor.frozen import frozen
 from executor.limits import TimeLimits
 from executor.settings import Precision, RewardRule, Settings, Size
 from rlhfsim.errors import Place, RlhfsimError
@@ -35,7 +36,7 @@ ROLLOUT = (
 """Modules of a rollout on CPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelKeys:
     """What is read here of a model's config.json, of the many keys that it may have."""
 
@@ -48,7 +49,7 @@ class ModelKeys:
     head_dim: Size | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Job:
     """Everything that fixes a run."""
 

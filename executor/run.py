@@ -28,6 +28,7 @@ from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import WorkerGroups
 from executor.evaluation import Evaluated, Evaluator
+from executor.frozen import frozen
 from executor.resolve import Job
 from executor.rewards.ahead import RuleRewards
 from executor.rewards.operations import rows_of
@@ -53,7 +54,7 @@ class RunListener(Protocol):
         """A detector found something."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TraceWatch:
     """Who looks at the run's trace while it goes on; the executor does not import calibration."""
 
@@ -80,7 +81,7 @@ class _Writers:
         return self.workers.written()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ended:
     """An attempt that reached its last iteration."""
 

@@ -9,13 +9,14 @@ weights are synced as they are: a step that is not taken needs no 240 GB to be u
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from executor.algorithms.iteration import Loop
 from executor.coordination.worker_groups import WorkerGroups
+from executor.frozen import frozen
 from executor.samples import Sample
 from executor.settings import Say
 from rlhfsim.errors import RlhfsimError
@@ -30,7 +31,7 @@ CHECK_BYTES = int(GB)
 """Most that the check writes and reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogprobAgreement:
     """Log-probs of the engine against the trainer's forward on the same tokens."""
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from dataclasses import field
+from typing import Annotated, Any, Literal, dataclass_transform
 
 from pydantic import BeforeValidator, Field
 
+from executor.frozen import T, frozen
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.workload import PolicyLoss
 
-T = TypeVar("T")
 Precision = Literal["fp32", "bf16"]
 Answers = Literal["unused", "read", "required"]
 """Whether rewards use the answers of the data: not at all; where there are some; every row must have one."""
@@ -43,7 +43,7 @@ Size = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def section(cls: type[T]) -> type[T]:
     """A part of run.yaml: a frozen value whose fields are checked where it is read."""
-    return checked(dataclass(frozen=True, slots=True, kw_only=True)(cls))
+    return checked(frozen(cls))
 
 
 def _none_where_empty(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from executor.algorithms import recipes
@@ -12,6 +12,7 @@ from executor.algorithms.advantages import advantages
 from executor.coordination import cluster, weights
 from executor.coordination.tracing import RunRecorder
 from executor.coordination.worker_groups import WorkerGroups
+from executor.frozen import frozen
 from executor.launch import prepare
 from executor.resolve import Job, environment
 from executor.rewards.ahead import RuleRewards
@@ -26,7 +27,7 @@ PROBES = 8
 """Responses whose log-probs are compared after each path's last sync."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PathTime:
     """One path; the first transfer, which sets things up, apart."""
 

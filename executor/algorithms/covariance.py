@@ -10,7 +10,6 @@ the other losses, these depend on how a step is cut. Legend: B sequences, T resp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,11 +17,12 @@ from torch import Tensor
 
 from executor.algorithms.kl import LOG_RATIO_LIMIT
 from executor.algorithms.metrics import Metrics, mean_of
+from executor.frozen import frozen
 
 EntropyControl = Literal["none", "clip_cov", "kl_cov"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ControlSettings:
     """Settings of the control of entropy."""
 

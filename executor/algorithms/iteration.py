@@ -20,6 +20,7 @@ from executor.algorithms.dynamic_sampling import StepGroups
 from executor.algorithms.kto_baseline import kl_baseline, mismatched
 from executor.algorithms.protocols import ExperienceBuffer, LoopBackend, Prompter
 from executor.algorithms.shaping import filtered
+from executor.frozen import frozen
 from executor.samples import GenerationRequest, Sample, Transfer, emptied
 from executor.settings import Settings
 from rlhfsim.specs.placement.placement import Late
@@ -71,7 +72,7 @@ class Position:
         return Position(self.prompts, set(self.ahead))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Learned:
     """One iteration."""
 
@@ -96,7 +97,7 @@ class Learned:
         return {s.group for s in self.samples} | set(self.unused)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LateGroups:
     """Groups that were too old to be trained on."""
 
@@ -113,7 +114,7 @@ class LateGroups:
         return replace(learned, unused=(*learned.unused, *done), sampling={**learned.sampling, **sampling})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Loop:
     """What an iteration needs."""
 

@@ -10,7 +10,6 @@ Legend: B sequences, T response tokens, as in batch.py. Log-probs are used in fp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,6 +22,7 @@ from executor.algorithms.custom import PolicyBatch, make, named
 from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
 from executor.algorithms.metrics import Metrics, largest_of, mean_of
 from executor.algorithms.preferences import dpo_loss, kto_loss, reward_model_loss
+from executor.frozen import frozen
 from executor.samples import LossSpec
 from executor.settings import CustomPart
 from rlhfsim.specs.workload.workload import PolicyLoss
@@ -59,7 +59,7 @@ def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
     return loss, metrics | counts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PolicySettings(ControlSettings):
     """Settings of the policy loss."""
 

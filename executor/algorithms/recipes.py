@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from executor.algorithms.custom import for_workers
 from executor.algorithms.kl import Estimator
+from executor.frozen import frozen
 from executor.samples import LossName, LossSpec
 from executor.settings import Algorithm, CustomPart, Settings
 from rlhfsim.errors import RlhfsimError, unknown_name
@@ -16,7 +16,7 @@ from rlhfsim.specs.workload.workload import CLIP_RANGES, PolicyLoss, Workload
 Advantages = Literal["gae", "returns", "group_normalised", "group_centred", "leave_one_out"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recipe:
     """One algorithm."""
 

@@ -19,16 +19,16 @@ Methods may be plain functions too: each call then has a thread of its own, so i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from executor.frozen import frozen
 from executor.samples import Task, Turn
 
 Prompt = str | tuple[Turn, ...]
 """Text that the model continues, or turns of a conversation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Observed:
     """What the policy is told after a turn."""
 

@@ -25,10 +25,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from executor.frozen import frozen
 from executor.rewards import isolation, protocol
 from rlhfsim.errors import RlhfsimError
 
@@ -55,7 +56,7 @@ Status = Literal["passed", "failed", "error", "exited", "timeout", "memory", "ou
 """failed: a test; error: the code itself; exited: ended before its tests; output: wrote too much."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CodeRun:
     """One execution."""
 
@@ -76,7 +77,7 @@ class CodeRun:
     """More than 1 lets it start others, where pid namespaces can be had."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CodeOutcome:
     """How an execution ended."""
 
@@ -187,7 +188,7 @@ def _impossible(reason: str) -> RlhfsimError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Modules:
     """What programs may import beyond the standard library."""
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from executor.frozen import frozen
 from executor.settings import Answers, Data, Say
 from executor.tasks.prompts import Preference, Problem
 from executor.tasks.rows import BadRow, Row
@@ -52,7 +52,7 @@ _UNANSWERED = "the conversation does not end with a turn of the assistant"
 TRUE, FALSE = ("true", "yes", "desirable", "good"), ("false", "no", "undesirable", "bad", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProblemColumns:
     """Where a row has what a problem needs."""
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import itertools
 import string
-from dataclasses import dataclass
 
 import numpy as np
 
+from executor.frozen import frozen
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@frozen
 class DrawnProblem:
     """A problem as text."""
 
@@ -86,7 +87,7 @@ def _order(rng: np.random.Generator, statements: int) -> DrawnProblem:
     return DrawnProblem(prompt=prompt, answer=answer, wrong=wrong, key=prompt)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Claim:
     """What a person says: two literals (person, negated) joined by `and` or `or`."""
 

@@ -11,11 +11,11 @@ import contextlib
 import hashlib
 import io
 import time
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.frozen import frozen
 from executor.settings import Data, Say
 from executor.tasks.files import FileSource
 from executor.tasks.text import ByteText, Text
@@ -33,7 +33,7 @@ TOLD_S = 5.0
 Lengths = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PromptLengths:
     """What a data file asks of the engines."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from executor.frozen import frozen
 from executor.samples import Tokens
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import convert, parse_json, read_text
@@ -26,7 +26,7 @@ TOKENIZER, CONFIGS = "tokenizer.json", ("generation_config.json", "config.json")
 STOPS = "eos_token_id"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StopKeys:
     """What is read of a generation config."""
 
