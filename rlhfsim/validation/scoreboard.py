@@ -24,6 +24,8 @@ SCHEMA = "rlhfsim.validate/1"
 REFERENCE = "aiconfigurator"
 """Another planner, whose prediction of some published rows is in their `Outcome.detail`."""
 WORST_ROWS = 5
+RECORDED = ("file", "line", "label", "source", "measured", "predicted", "error", "unit")
+"""What is said of a single row."""
 
 
 def collect(rows: Sequence[Row]) -> list[Outcome]:
@@ -133,16 +135,7 @@ def source_figures(rows: list[Outcome]) -> dict[str, Any]:
 
 def row_record(outcome: Outcome) -> dict[str, Any]:
     """One row with its prediction."""
-    return {
-        "file": outcome.file,
-        "line": outcome.line,
-        "label": outcome.label,
-        "source": outcome.source,
-        "measured": outcome.measured,
-        "predicted": outcome.predicted,
-        "error": outcome.error,
-        "unit": outcome.unit,
-    }
+    return {name: getattr(outcome, name) for name in RECORDED}
 
 
 def dumps(figures: Mapping[str, Any]) -> str:
