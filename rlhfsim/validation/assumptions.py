@@ -16,17 +16,10 @@ from typing import Any
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import parse_yaml
 from rlhfsim.validation.rows import Row
+from rlhfsim.validation.tables import SECTIONS
 
 FILE = "assumptions.yaml"
-TABLE_OF = {
-    "training": "training",
-    "memory": "memory",
-    "oom": "oom_cases",
-    "decode": "inference",
-    "inference": "inference",
-    "rlhf": "rlhf",
-    "weight_sync": "weight_sync",
-}
+TABLE_OF = {**SECTIONS, "decode": "inference"}
 """Sections of assumptions.yaml and the table whose columns they name."""
 
 

@@ -31,8 +31,8 @@ RECORDED = ("file", "line", "label", "source", "measured", "predicted", "error",
 def collect(rows: Sequence[Row]) -> list[Outcome]:
     """Outcomes of a user's rows."""
     by_table = statistics.grouped(rows, lambda row: row.table)
-    sections = [section for section in SECTIONS.values() if section.table in by_table]
-    return with_intervals([o for section in sections for o in run(section, by_table[section.table])])
+    found = {section: by_table[table] for section, table in SECTIONS.items() if table in by_table}
+    return with_intervals([o for section, of in found.items() for o in run(section, of)])
 
 
 def board(outcomes: Iterable[Outcome]) -> dict[str, Any]:

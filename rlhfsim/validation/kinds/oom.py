@@ -8,8 +8,6 @@ framework and go the way of `rlhfsim doctor`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 
 from rlhfsim.memory.ledger import Ledger, ledger
@@ -64,7 +62,7 @@ def _outcome(row: Row) -> Outcome:
     try:
         if reason := excluded(row):
             raise Skip(reason)
-        memory = _ledger(row, filled)
+        memory = memory_of(row, filled)
     except Skip as skip:
         return basic(skipped=skip.message, detail={"half": half(row)})
     peak = memory.peak
@@ -84,15 +82,7 @@ def _outcome(row: Row) -> Outcome:
     )
 
 
-def judged_ledgers(rows: list[Row]) -> Iterator[tuple[Row, Ledger]]:
-    """Rows that are scored, with what the ledger says of them."""
-    for row in rows:
-        if excluded(row) is None:
-            with suppress(Skip):
-                yield row, _ledger(row, apply("oom", row)[0])
-
-
-def _ledger(row: Row, filled: Row) -> Ledger:
+def memory_of(row: Row, filled: Row) -> Ledger:
     """The ledger of a row; `filled`: with assumptions for its blanks."""
     if row.text("settings"):
         return ledger_of(row)
