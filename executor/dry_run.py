@@ -83,13 +83,11 @@ def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None 
     refusals.check_family(job, config)
     specs, groups = engine_specs(job), ranks.group_specs(plan, served_by(plan))
     lines = {"cluster": described(cluster), "refusals": "none"}
-    lines |= _placed(plan, cluster, groups)
+    lines |= _placed(plan, groups)
     lines |= {role: _role(spec, groups) for role, spec in specs.items()}
     judge = judge or ask
     for engines in ranks.rollouts(plan):
-        lines |= {
-            "lent " * (engines is not plan) + name: text for name, text in _rollout(engines, groups).items()
-        }
+        lines |= {"lent " * (engines is not plan) + name: text for name, text in _rollout(engines).items()}
     lines["DeepSpeed"] = _deepspeed(specs, judge)
     for role, spec in specs.items():
         if library(spec) == "FSDP2":
@@ -134,7 +132,7 @@ def check_cluster(plan: Plan, cluster: Cluster) -> None:
         first = last
 
 
-def _placed(plan: Plan, cluster: Cluster, groups: Sequence[GroupSpec]) -> dict[str, str]:
+def _placed(plan: Plan, groups: Sequence[GroupSpec]) -> dict[str, str]:
     """Placement groups, and how many processes share a GPU."""
     bundles = ranks.bundles(plan)
     sharing: Counter[Place] = Counter(place for group in groups for place in group.places)
@@ -177,7 +175,7 @@ def _role(spec: EngineSpec, groups: Sequence[GroupSpec]) -> str:
     return f"{len(world)} ranks of {library(spec)}, {layout.label}; groups: {text}"
 
 
-def _rollout(plan: Plan, groups: Sequence[GroupSpec]) -> dict[str, str]:
+def _rollout(plan: Plan) -> dict[str, str]:
     """Replicas and who sends weights to whom."""
     replicas, transfers = ranks.replica_places(plan), ranks.transfer_groups(plan)
     workers = sorted((i, worker) for i, gpus in enumerate(replicas) for worker in range(len(gpus)))

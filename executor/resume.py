@@ -66,12 +66,7 @@ def ended_before(files: RunFiles, job: Job, newest: checkpoints.Checkpoint) -> E
             spans=(),
         )
         write_trace(files.trace, empty)
-    return Ended(
-        trace=read_trace(files.trace),
-        rows=newest.progress.metrics,
-        first_step=newest.progress.iteration,
-        evaluations={},
-    )
+    return Ended(trace=read_trace(files.trace), rows=newest.progress.metrics, evaluations={})
 
 
 def write_inputs(files: RunFiles, job: Job, contents: Mapping[str, str]) -> None:

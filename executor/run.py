@@ -87,7 +87,6 @@ class Ended:
 
     trace: Trace
     rows: tuple[Row, ...]
-    first_step: int
     evaluations: Mapping[int, float]
     """Iteration -> accuracy on held-out problems, or what stands for it."""
 
@@ -277,7 +276,7 @@ class Run:
                 last = time.time()
         trace = self._trace(recorder, start, steps)
         write_trace(self.files.trace, trace)
-        return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
+        return Ended(trace=trace, rows=tuple(rows), evaluations=evaluations)
 
     def _rules_row(self) -> dict[str, float]:
         """How the rules fared; what failed is also said."""
