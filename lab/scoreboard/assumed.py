@@ -8,7 +8,7 @@ from typing import Any
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.loading import Source, parse_yaml
 from rlhfsim.validation.assumptions import TABLE_OF
-from rlhfsim.validation.schemas import TABLES
+from rlhfsim.validation.rows import TABLES
 
 _KEYS = {"id", "match", "set", "source"}
 

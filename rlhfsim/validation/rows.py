@@ -1,4 +1,9 @@
-"""Rows of the measurement tables: read, checked, and handed out with typed getters."""
+"""Rows of the measurement tables: read, checked, and handed out with typed getters.
+
+A table is recognised by its signature (the columns no other table has together, in `columns.yaml`); further
+documented columns may be left out of a user's file and then read as blank. A number is checked when the file
+is read: finite, and not negative unless the schema says it may be.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from importlib import resources
 from pathlib import Path
+
+import yaml
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import read_bytes
 from rlhfsim.units import MIB
-from rlhfsim.validation.schemas import TABLES, TableSchema
 
 MAX_BYTES = int(64 * MIB)
 """A larger file is refused before it is parsed."""
@@ -27,11 +34,50 @@ _NOT_FINITE = frozenset({"nan", "inf", "infinity", "-inf", "+inf", "-infinity", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableSchema:
+    """Columns of one measurement table."""
+
+    name: str
+    """File name in `lab/scoreboard/data`, without `.csv`."""
+    signature: tuple[str, ...]
+    """Columns that must be there and that tell the table from the others."""
+    text: frozenset[str]
+    """Columns of words."""
+    numeric: frozenset[str]
+    """Columns of numbers; a cell such as `37-40` is kept and makes only its own row unusable."""
+    signed: frozenset[str]
+    """Numeric columns that may be negative (a difference of two readings)."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Every documented column."""
+        return self.text | self.numeric
+
+
+def _tables() -> dict[str, TableSchema]:
+    text = (resources.files("rlhfsim.validation") / "columns.yaml").read_text(encoding="utf-8")
+    return {
+        name: TableSchema(
+            name=name,
+            signature=tuple(columns["signature"].split()),
+            text=frozenset(columns["text"].split()),
+            numeric=frozenset(columns["numeric"].split()),
+            signed=frozenset(columns.get("signed", "").split()),
+        )
+        for name, columns in yaml.safe_load(text).items()
+    }
+
+
+TABLES = _tables()
+"""In the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One line of a measurement table; a blank cell is None, never zero."""
 
     table: str
-    """Name of its schema, as in `schemas.TABLES`."""
+    """Name of its schema, as in `TABLES`."""
     file: str
     """File as the user gave it, or the name of the shipped one."""
     line: int
