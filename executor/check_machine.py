@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from executor import ranks, refusals
+from executor.frozen import frozen
 from executor.limits import WEIGHT_BYTES, TimeLimits
 from executor.machine.checks import Check, Needs, checks, judged, not_checked
 from executor.machine.facts import read
@@ -19,7 +20,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MachineQuestion:
     """What every node is asked."""
 
@@ -29,7 +30,7 @@ class MachineQuestion:
     """Folder of the policy; None: not given."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeChecks:
     """What one node answers."""
 
@@ -53,14 +54,11 @@ def question(plan: Plan | None, settings: Settings, out: Path) -> MachineQuestio
         disk_bytes=TimeLimits(plan, settings.limits).state_bytes * (settings.checkpoints.keep + 1),
         host_adam=any(role.layout.offload_optimizer == "cpu" for role in trained),
     )
-    if plan.workload.generates and _through_host_memory(plan):
+    transports = WEIGHT_PATHS[plan.placement.weight_path].transports
+    if plan.workload.generates and transports.get(plan.topology) == "host":
         actor = next(model for model in plan.models if model.role == "actor")
         needs = replace(needs, shared_bytes=needs.shared_bytes + WEIGHT_BYTES * actor.params)
     return MachineQuestion(needs=needs, out=out, model=model_folder(plan, settings))
-
-
-def _through_host_memory(plan: Plan) -> bool:
-    return WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology) == "host"
 
 
 def here(asked: MachineQuestion, visible: str | None) -> NodeChecks:

@@ -1,7 +1,7 @@
 """A launch on a described cluster, without GPU, Ray or model: all that can be known before a process starts.
 
     checked = check(plan, settings, cluster)        # raises the error that a launch would raise
-    checked.lines                                   # what was looked at, in words
+    checked                                         # what was looked at, in words
 
 Cluster against plan, refusals, placement groups, ranks and process groups, weight transfer; DeepSpeed and
 vLLM, where they are installed, read their own configurations in processes of their own. Memory is the
@@ -17,7 +17,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import CDLL
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -30,14 +29,13 @@ from executor.engines.protocols import EngineSpec
 from executor.engines.training import library
 from executor.engines.vllm.start import arguments
 from executor.ranks import GroupSpec, Place
-from executor.resolve import CONFIG, Job, engine_specs, model_config, rollout_spec, served_by
+from executor.resolve import CONFIG, Job, engine_specs, model_config, named_model, rollout_spec, served_by
 from executor.settings import Settings
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.provenance import installed_version
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.presets import published_config
-from rlhfsim.specs.placement.layout import Layout
 
 Library = Literal["deepspeed", "vllm"]
 Judge = Callable[[Library, Sequence[Any]], list[Any] | None]
@@ -63,18 +61,10 @@ DRIVER, CUDA_KERNELS = "libcuda.so.1", "_C_stable_libtorch*.so"
 """What the kernels in vLLM's CUDA build need, and their file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What a dry run looked at."""
+def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None = None) -> Mapping[str, str]:
+    """Everything of a launch on `cluster` that needs none of its machines: subject -> what was found.
 
-    cluster: str
-    """In words."""
-    lines: Mapping[str, str]
-    """Subject -> what was found."""
-
-
-def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None = None) -> Checked:
-    """Everything of a launch on `cluster` that needs none of its machines; `judge` asks the libraries.
+    `judge` asks the libraries.
 
     Raises:
         RlhfsimError: the first thing that a launch there would fail at.
@@ -84,7 +74,7 @@ def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None 
     job = Job(
         plan=plan,
         settings=settings,
-        model=settings.model or next(m.path for m in plan.models if m.role == "actor"),
+        model=named_model(plan, settings),
         gpu=True,
         max_prompt=int(plan.workload.prompt_len.maximum),
     )
@@ -93,18 +83,19 @@ def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None 
     refusals.check_family(job, config)
     specs, groups = engine_specs(job), ranks.group_specs(plan, served_by(plan))
     lines = {"cluster": described(cluster), "refusals": "none"}
-    lines |= _placed(plan, cluster, groups)
+    lines |= _placed(plan, groups)
     lines |= {role: _role(spec, groups) for role, spec in specs.items()}
     judge = judge or ask
     for engines in ranks.rollouts(plan):
-        lines |= {
-            "lent " * (engines is not plan) + name: text for name, text in _rollout(engines, groups).items()
-        }
+        lines |= {"lent " * (engines is not plan) + name: text for name, text in _rollout(engines).items()}
     lines["DeepSpeed"] = _deepspeed(specs, judge)
-    lines |= {f"{role} by FSDP2": _fsdp2(s) for role, s in specs.items() if library(s) == "FSDP2"}
+    for role, spec in specs.items():
+        if library(spec) == "FSDP2":
+            sharded = fsdp2_config(spec, cuda=True).items()  # what `fully_shard` gets
+            lines[f"{role} by FSDP2"] = ", ".join(f"{name} {json.dumps(value)}" for name, value in sharded)
     if plan.workload.generates:
         lines["vLLM"] = _vllm(job, config, cluster, judge)
-    return Checked(cluster=described(cluster), lines=lines)
+    return lines
 
 
 # --- cluster and places -------------------------------------------------------------------------------
@@ -141,7 +132,7 @@ def check_cluster(plan: Plan, cluster: Cluster) -> None:
         first = last
 
 
-def _placed(plan: Plan, cluster: Cluster, groups: Sequence[GroupSpec]) -> dict[str, str]:
+def _placed(plan: Plan, groups: Sequence[GroupSpec]) -> dict[str, str]:
     """Placement groups, and how many processes share a GPU."""
     bundles = ranks.bundles(plan)
     sharing: Counter[Place] = Counter(place for group in groups for place in group.places)
@@ -172,10 +163,6 @@ def _role(spec: EngineSpec, groups: Sequence[GroupSpec]) -> str:
             help="write the plan again: rlhfsim design or rlhfsim estimate --out",
         )
     sizes = {"tensor": layout.tp, "data": layout.dp, "pipeline": layout.pp}
-    for kind, every in formed.items():
-        assert {len(members) for members in every} == {sizes[kind]}, f"{spec.role}: sizes of {kind} groups"
-        everyone = sorted(rank for members in every for rank in members)
-        assert everyone == list(world), f"{spec.role}: ranks of {kind} groups"
     for members in formed["tensor"]:
         if len({here[rank][0] for rank in members}) > 1:
             raise RlhfsimError(
@@ -188,7 +175,7 @@ def _role(spec: EngineSpec, groups: Sequence[GroupSpec]) -> str:
     return f"{len(world)} ranks of {library(spec)}, {layout.label}; groups: {text}"
 
 
-def _rollout(plan: Plan, groups: Sequence[GroupSpec]) -> dict[str, str]:
+def _rollout(plan: Plan) -> dict[str, str]:
     """Replicas and who sends weights to whom."""
     replicas, transfers = ranks.replica_places(plan), ranks.transfer_groups(plan)
     workers = sorted((i, worker) for i, gpus in enumerate(replicas) for worker in range(len(gpus)))
@@ -273,7 +260,20 @@ def _deepspeed(specs: Mapping[str, EngineSpec], judge: Judge) -> str:
     if answers is None:
         return NOT_INSTALLED
     for (role, request), answer in zip(requests.items(), answers, strict=True):
-        refusal = answer.get("refusal") or _disagreement(specs[role].layout, request["config"], answer)
+        refusal = answer.get("refusal")
+        if refusal is None:  # does it understand what was meant?
+            layout, config = specs[role].layout, request["config"]
+            meant = {
+                "zero": config["zero_optimization"]["stage"],
+                "train_batch": config["train_micro_batch_size_per_gpu"] * layout.dp,
+                "groups": {kind: sorted(map(sorted, m)) for kind, m in ranks.process_groups(layout).items()},
+            }
+            read = {
+                **answer,
+                "groups": {kind: sorted(map(sorted, m)) for kind, m in answer["groups"].items()},
+            }
+            wrong = [name for name in meant if read[name] != meant[name]]
+            refusal = next((f"{n} is {read[n]!r:.80}, not {meant[n]!r:.80}" for n in wrong), None)
         if refusal is not None:
             raise RlhfsimError(
                 "deepspeed-refuses",
@@ -283,31 +283,6 @@ def _deepspeed(specs: Mapping[str, EngineSpec], judge: Judge) -> str:
     version = installed_version("deepspeed", missing="")
     roles = ", ".join(requests) or "none needed"
     return f"configurations read and groups formed by DeepSpeed {version}: {roles}"
-
-
-def _fsdp2(spec: EngineSpec) -> str:
-    """What `fully_shard` gets."""
-    config = fsdp2_config(spec, cuda=True)
-    return ", ".join(f"{name} {json.dumps(value)}" for name, value in config.items())
-
-
-def _disagreement(layout: Layout, config: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
-    """Where DeepSpeed understands something else than was meant."""
-    batch = config["train_micro_batch_size_per_gpu"] * layout.dp
-    meant = {
-        "zero": config["zero_optimization"]["stage"],
-        "train_batch": batch,
-        "groups": {kind: sorted(map(sorted, m)) for kind, m in ranks.process_groups(layout).items()},
-    }
-    read = {**answer, "groups": {kind: sorted(map(sorted, m)) for kind, m in answer["groups"].items()}}
-    return next(
-        (
-            f"{name} is {read[name]!r:.80}, not {meant[name]!r:.80}"
-            for name in meant
-            if read[name] != meant[name]
-        ),
-        None,
-    )
 
 
 def vllm_request(job: Job, config: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
@@ -351,7 +326,7 @@ def model_shapes(plan: Plan, settings: Settings) -> Mapping[str, Any]:
     Raises:
         RlhfsimError: neither a preset nor a file here.
     """
-    name = settings.model or next(m.path for m in plan.models if m.role == "actor")
+    name = named_model(plan, settings)
     path = Path(name)
     published = None if os.path.exists(path) else published_config(name)
     return published or model_config(str(path.parent if path.name == CONFIG else path))

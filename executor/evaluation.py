@@ -9,13 +9,15 @@ Legend: n responses of a problem, c of them right (full reward). Unbiased; sourc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from executor.samples import Completion, GenerationRequest, Sample, Scored
+from executor.algorithms.protocols import LoopBackend
+from executor.frozen import frozen
+from executor.samples import Sample, Scored
 from executor.settings import Settings
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.errors import RlhfsimError
@@ -28,17 +30,7 @@ HEADLINES = {"sft": "loss", "kto": "margin"}
 """Algorithm -> the metric that says it in one number; of the others accuracy."""
 
 
-class Backend(Protocol):
-    """What an evaluation asks of the engines."""
-
-    def generate(self, requests: Sequence[GenerationRequest], step: int) -> list[Completion]:
-        """Responses, in order."""
-
-    def score(self, call: Call, samples: Sequence[Sample], step: int) -> list[Any]:
-        """Results of one scoring call, one a sample."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Evaluated:
     """One evaluation."""
 
@@ -64,7 +56,7 @@ class Evaluated:
         return {f"evaluation/{name}": value for name, value in self.metrics.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Evaluator:
     """Problems that are held out, and what says how good responses to them are."""
 
@@ -88,7 +80,7 @@ class Evaluator:
             )
         return len(problems)
 
-    def run(self, backend: Backend, step: int) -> Evaluated:
+    def run(self, backend: LoopBackend, step: int) -> Evaluated:
         """Evaluate the model as it is."""
         problems = self.prompter.source.held_out(self.settings.evaluation.problems)
         if not self.workload.generates:
@@ -100,15 +92,11 @@ class Evaluator:
         requests = self.prompter.evaluation(problems, FIRST_ID, asked.samples, temperature)
         samples = [self.prompter.sample(completion) for completion in backend.generate(requests, step)]
         samples = [replace(s, group=number // asked.samples) for number, s in enumerate(samples)]
-        scored = self._scored(samples)
+        own = asked.rewards is not None  # rules of the evaluation alone: its environment does not count
+        scored = [_rewarded(*pair, own=own) for pair in zip(samples, self.rules(samples), strict=True)]
         return Evaluated(metrics=_metrics(scored, asked.samples), headline="accuracy", samples=tuple(scored))
 
-    def _scored(self, samples: Sequence[Sample]) -> list[Sample]:
-        """By rules and environment, or by rules of the evaluation alone."""
-        own = self.settings.evaluation.rewards is not None
-        return [_rewarded(*pair, own=own) for pair in zip(samples, self.rules(samples), strict=True)]
-
-    def _given(self, backend: Backend, samples: Sequence[Sample], step: int) -> dict[str, float]:
+    def _given(self, backend: LoopBackend, samples: Sequence[Sample], step: int) -> dict[str, float]:
         """Metrics of responses that the data have."""
         if self.workload.algorithm == "reward_model":
             return _pairs(np.array(backend.score(Call(role="actor", kind="score"), samples, step)))
@@ -162,14 +150,12 @@ def _metrics(samples: Sequence[Sample], each: int) -> dict[str, float]:
         }
     if each > 1:
         counts = right.reshape(-1, each).sum(axis=1)
-        found |= {f"pass@{k}": float(np.mean([pass_at(each, int(c), k) for c in counts])) for k in _ks(each)}
+        found |= {
+            f"pass@{k}": float(np.mean([pass_at(each, int(c), k) for c in counts]))
+            # 1, 2, 4, ... and the number itself
+            for k in [*(2**power for power in range((each - 1).bit_length())), each]
+        }
     return found
-
-
-def _ks(samples: int) -> Iterator[int]:
-    """1, 2, 4, ... and the number itself."""
-    yield from (2**power for power in range((samples - 1).bit_length()))
-    yield samples
 
 
 def pass_at(n: int, right: int, k: int) -> float:

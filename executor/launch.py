@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from executor.coordination.tracking import check_libraries
 from executor.engines.fake import Fakes
 from executor.engines.vllm import start
 from executor.evaluation import Evaluator
+from executor.frozen import frozen
 from executor.resolve import Job, environment, located, model_config, model_folder, preloaded
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.ahead import EarlyRules, RuleRewards
-from executor.rewards.operations import RuleCounts
 from executor.rewards.rules import Plain, Scorer
 from executor.run import Ended, Run, RunListener, TraceWatch
-from executor.samples import Completion, Sample, Scored
-from executor.settings import Answers, Custom, Data, RewardRule, Settings
+from executor.samples import Sample, Scored
+from executor.settings import Answers, Custom, Data, RewardRule, Say, Settings
 from executor.tasks import lengths
 from executor.tasks.files import FileSource
 from executor.tasks.prompter import TaskPrompter
@@ -41,7 +41,7 @@ from rlhfsim.plan import Plan
 DRY_ITERATIONS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LaunchOptions:
     """How a run is started."""
 
@@ -63,7 +63,7 @@ class LaunchOptions:
     """Who looks at the trace every few iterations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FinishedRun:
     """A run that reached its end."""
 
@@ -143,17 +143,13 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Run
             return FinishedRun(ended=ended, files=files, restarts=tuple(loop.failures))
 
 
-def _silent(text: str) -> None:
-    """Nobody listens."""
-
-
 def prepare(
     plan: Plan,
     settings: Settings,
     *,
     dry_step_s: float | None = None,
     address: str | None = None,
-    say: Callable[[str], None] = _silent,
+    say: Say = lambda text: None,
 ) -> tuple[Job, TaskPrompter]:
     """Check everything that can be checked without starting anything.
 
@@ -232,9 +228,7 @@ def _used_answers(job: Job, rules: Sequence[RewardRule]) -> Answers:
     return "read" if "read" in asked or job.settings.environment is not None else "unused"
 
 
-def evaluation_prompter(
-    job: Job, prompter: TaskPrompter, say: Callable[[str], None]
-) -> tuple[Job, TaskPrompter]:
+def evaluation_prompter(job: Job, prompter: TaskPrompter, say: Say) -> tuple[Job, TaskPrompter]:
     """Where problems of evaluations come from; the job knows their longest prompt.
 
     Raises:
@@ -271,9 +265,7 @@ def _evaluator(job: Job, prompter: TaskPrompter, rules: RuleRewards) -> Evaluato
     )
 
 
-def _longest_prompt(
-    job: Job, prompter: TaskPrompter, data: Data, config: Mapping[str, Any], say: Callable[[str], None]
-) -> int:
+def _longest_prompt(job: Job, prompter: TaskPrompter, data: Data, config: Mapping[str, Any], say: Say) -> int:
     """Tokens; prompts of a file that are too long are no longer in the prompter's data, or are cut by it."""
     if not isinstance(prompter.source, FileSource):
         return prompter.longest_prompt(job.settings.iterations)
@@ -315,18 +307,11 @@ def _rules(scorer: Scorer, prompter: TaskPrompter) -> RuleRewards:
     return EarlyRules(scorer, texts, prompter.preview)
 
 
-class _Alternating:
+class _Alternating(RuleRewards):
     """Rewards of a dry run: those of every group differ."""
 
     def __call__(self, samples: Sequence[Sample]) -> list[Scored]:
         return [Scored(total=float(s.id % 2), by_rule={}) for s in samples]
-
-    def ahead(self, completions: Sequence[Completion]) -> None:
-        """Nothing to begin."""
-
-    def taken(self) -> Mapping[str, RuleCounts]:
-        """Nothing happened."""
-        return {}
 
 
 def _forks(job: Job, options: LaunchOptions, log: Path) -> contextlib.AbstractContextManager[None]:

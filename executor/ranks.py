@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from executor.engines import mesh
+from executor.frozen import frozen
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -23,7 +24,7 @@ TENANTS = 8
 """Most processes that share one GPU: each takes that share of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GroupSpec:
     """Roles that share processes: same GPUs, same tensor, pipeline and data parallelism."""
 
@@ -135,7 +136,7 @@ def process_groups(layout: Layout) -> dict[str, list[list[int]]]:
     return {kind: list(ranks.values()) for kind, ranks in groups.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TransferGroup:
     """Processes that one weight transfer joins."""
 

@@ -14,9 +14,9 @@ from executor.engines.transformers.native import is_causal, is_native
 from executor.environments.process import EnvironmentProcess
 from executor.ranks import by_node, replica_places, rollouts
 from executor.resolve import Job, engine_specs, has_weights, model_config
-from executor.tasks.text import Text
+from executor.tasks.text import Text, tokenizer_of
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.plan import Plan, PlannedModel
+from rlhfsim.plan import Plan
 from rlhfsim.specs.frameworks.refusal import check_kind
 from rlhfsim.specs.frameworks.runs import OWN, framework, runs_of
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -26,7 +26,6 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
-TOKENIZER = "tokenizer.json"
 SPLIT = "max_split_size_mb:512,garbage_collection_threshold:0.8"
 """PYTORCH_ALLOC_CONF that holds fragmentation down where memory is handed over by IPC."""
 SAME_PARAMS = 0.05
@@ -82,13 +81,7 @@ def check_model(folder: str) -> None:
             f"{folder!r} has no weights (*.safetensors)",
             help="download or convert the model first; the executor loads nothing from a hub",
         )
-    if not (Path(folder) / TOKENIZER).is_file():
-        raise RlhfsimError(
-            "no-tokenizer",
-            f"{folder!r} has no {TOKENIZER}",
-            help="save a fast tokenizer beside the weights: "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
-        )
+    tokenizer_of(folder)
 
 
 def check_length(job: Job, config: Mapping[str, Any]) -> None:
@@ -137,22 +130,24 @@ def check_reference(job: Job) -> None:
     Raises:
         RlhfsimError: a teacher is not named, or a reference has other tokens.
     """
-    folders, planned = [f for f in job.settings.references if f is not None], job.plan.workload.references
-    named = job.plan.workload.distils and job.plan.workload.reference != "same"
-    if job.fakes is None and folders and len(folders) != len(planned):
+    if job.fakes is not None:
+        return
+    workload, folders = job.plan.workload, [f for f in job.settings.references if f is not None]
+    planned = workload.references
+    if folders and len(folders) != len(planned):
         raise RlhfsimError(
             "teachers-differ",
             f"the plan has {len(planned)} references ({', '.join(planned)}), "
             f"reference_model names {len(folders)}",
             help="name as many folders, in the plan's order, with commas between them",
         )
-    if not folders and named and job.fakes is None:
+    if not folders and workload.distils and workload.reference != "same":
         raise RlhfsimError(
             "teacher-missing",
-            f"the plan's teacher is {job.plan.workload.reference}, but the settings name no reference_model",
+            f"the plan's teacher is {workload.reference}, but the settings name no reference_model",
             help="set reference_model to the teacher's folder",
         )
-    for folder in folders if job.fakes is None else ():
+    for folder in folders:
         _check_tokens(job, "reference", folder)
 
 
@@ -222,26 +217,20 @@ def check_shape(job: Job, config: Mapping[str, Any]) -> None:
     if job.plan.workload.algorithm == "reward_model":
         found = found.with_value_head()
     planned = next(model for model in job.plan.models if model.role == "actor")
-    differing = _differing(planned, found)
+    differing = []  # a vocabulary that was padded or grew by a few tokens does not differ
+    with suppress(RlhfsimError):  # a file that is not on this machine
+        spec = resolve_model(planned.path)
+        for what, value in _SHAPE.items():
+            if (here := value(found)) != (there := value(spec)):
+                differing.append(f"{here:,} {what}, planned {there:,}")
+    if abs(found.num_params / planned.params - 1) > SAME_PARAMS:
+        differing.append(f"{found.num_params:,.0f} parameters, planned {planned.params:,.0f}")
     if differing:
         raise RlhfsimError(
             "other-model-than-planned",
             f"the plan is for {planned.name}, {job.model} holds another model: {'; '.join(differing)}",
             help=f"design again for it: --model {Path(job.model) / 'config.json'}",
         )
-
-
-def _differing(planned: PlannedModel, found: ModelSpec) -> list[str]:
-    """What differs; a vocabulary that was padded or grew by a few tokens does not."""
-    lines = []
-    with suppress(RlhfsimError):  # a file that is not on this machine
-        spec = resolve_model(planned.path)
-        for what, value in _SHAPE.items():
-            if (here := value(found)) != (there := value(spec)):
-                lines.append(f"{here:,} {what}, planned {there:,}")
-    if abs(found.num_params / planned.params - 1) > SAME_PARAMS:
-        lines.append(f"{found.num_params:,.0f} parameters, planned {planned.params:,.0f}")
-    return lines
 
 
 def check_family(job: Job, config: Mapping[str, Any]) -> None:
@@ -258,11 +247,6 @@ def check_family(job: Job, config: Mapping[str, Any]) -> None:
         if lacks is not None:
             message = f"{role}: the plan asks for {lacks.what}, which the executor does not run"
             raise RlhfsimError(lacks.code, message, help=lacks.remedy)
-
-
-def _variables(job: Job) -> dict[str, str]:
-    """Environment of a run's processes: the settings' over this process's own."""
-    return {**os.environ, **job.settings.variables}
 
 
 def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
@@ -317,7 +301,8 @@ def _rollout_reasons(job: Job, plan: Plan) -> Iterator[tuple[str, str, str]]:
             f"a rollout replica has {max(spread)} GPUs on one node and {min(spread)} on another",
             "start its pool at a whole node, and fill nodes",
         )
-    allocator = " ".join(value for name, value in _variables(job).items() if name.endswith("ALLOC_CONF"))
+    variables = os.environ | job.settings.variables
+    allocator = " ".join(value for name, value in variables.items() if name.endswith("ALLOC_CONF"))
     transport = WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology)
     if job.gpu and transport == "ipc" and "expandable_segments:true" in allocator.lower().replace(" ", ""):
         yield (
@@ -335,14 +320,14 @@ def _vendors(plan: Plan) -> Iterator[str]:
 
 
 def _needs_gpus(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    rollout = plan.placement.rollout
-    if rollout is not None and rollout.layout.pp > 1:
-        yield (
-            "rollout-pp-on-cpu",
-            "vLLM's CPU build has no pipeline parallelism here",
-            "use rollout tp and dp",
-        )
-    if rollout is not None and rollout.layout.precision == "fp8":
-        yield ("fp8-on-cpu", "FP8 rollout needs a GPU", "set rollout precision to bf16")
+    if (rollout := plan.placement.rollout) is not None:
+        if rollout.layout.pp > 1:
+            yield (
+                "rollout-pp-on-cpu",
+                "vLLM's CPU build has no pipeline parallelism here",
+                "use rollout tp and dp",
+            )
+        if rollout.layout.precision == "fp8":
+            yield ("fp8-on-cpu", "FP8 rollout needs a GPU", "set rollout precision to bf16")
     if plan.workload.optimizer == "adam8bit":
         yield ("adam8bit-on-cpu", "8-bit Adam needs a GPU", "set workload.optimizer: adam")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec, RolloutSpec
 from executor.engines.training import library
+from executor.frozen import frozen
 from executor.limits import TimeLimits
 from executor.settings import Precision, RewardRule, Settings, Size
 from rlhfsim.errors import Place, RlhfsimError
@@ -35,7 +36,7 @@ ROLLOUT = (
 """Modules of a rollout on CPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelKeys:
     """What is read here of a model's config.json, of the many keys that it may have."""
 
@@ -48,7 +49,7 @@ class ModelKeys:
     head_dim: Size | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Job:
     """Everything that fixes a run."""
 
@@ -104,9 +105,14 @@ class Job:
         return self.settings.iterations * workload.epochs * workload.mini_batches
 
 
+def named_model(plan: Plan, settings: Settings) -> str:
+    """The policy as it is named: settings before plan."""
+    return settings.model or next(m.path for m in plan.models if m.role == "actor")
+
+
 def model_folder(plan: Plan, settings: Settings) -> str:
-    """Where the policy's weights are: settings before plan; a config.json stands for its folder."""
-    path = settings.model or next(m.path for m in plan.models if m.role == "actor")
+    """Where the policy's weights are; a config.json stands for its folder."""
+    path = named_model(plan, settings)
     folder = Path(path).parent if Path(path).name == CONFIG else Path(path)
     # workers of another cluster have another working directory
     return str(folder.absolute()) if folder.is_dir() else str(folder)
@@ -248,9 +254,9 @@ def model_config(folder: str) -> dict[str, Any]:
     if not isinstance(source.data, dict):
         raise RlhfsimError("no-model", "config.json is not an object", place=Place(file=str(path)))
     names = {key.name for key in fields(ModelKeys)}
-    known = {key: value for key, value in source.data.items() if key in names and value is not None}
-    convert(ModelKeys, source, known)
-    return {key: value for key, value in source.data.items() if key not in names} | known
+    said = {key: value for key, value in source.data.items() if key not in names or value is not None}
+    convert(ModelKeys, source, {key: value for key, value in said.items() if key in names})
+    return said
 
 
 def has_weights(folder: str) -> bool:

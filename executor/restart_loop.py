@@ -51,7 +51,9 @@ class RestartLoop:
                 return self._attempt(newest)
             except PartFailed as failure:
                 self._stop_if_memory_ran_out(failure)
-                self._stop_if_it_would_return(failure)
+                fault = fault_of(failure)
+                if fault is not None and fault.again:  # the same plan meets it again
+                    raise stop_of(failure, fault) from failure
                 self.failures.append(str(failure))
                 newest = checkpoints.newest(run.files.checkpoints)
                 self._stop_if_too_many(failure, newest)
@@ -86,12 +88,6 @@ class RestartLoop:
         logger.warning("an attempt ended", exc_info=failure)
         start = f"the checkpoint after iteration {newest.progress.iteration}" if newest else "the beginning"
         self.run.listener.phase(f"{failure}; restart {times} of {retries} from {start}")
-
-    def _stop_if_it_would_return(self, failure: PartFailed) -> None:
-        """A fault that the same plan meets again."""
-        fault = fault_of(failure)
-        if fault is not None and fault.again:
-            raise stop_of(failure, fault) from failure
 
     def _stop_if_memory_ran_out(self, failure: PartFailed) -> None:
         """The same plan would run out again: say what it holds and what would fit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,17 +14,14 @@ from executor.engines.fsdp2.config import fsdp2_config
 from executor.engines.training import library
 from executor.resolve import Job, engine_specs, located, rollout_spec
 from executor.run import Ended
+from executor.settings import Say
 from rlhfsim.provenance import installed_version
 from rlhfsim.run_folder import inputs_folder
 from rlhfsim.trace import Trace, read_trace, write_trace
 
 
 def checkpoint_of(
-    files: RunFiles,
-    job: Job,
-    contents: Mapping[str, str],
-    change: Collection[str],
-    say: Callable[[str], None],
+    files: RunFiles, job: Job, contents: Mapping[str, str], change: Collection[str], say: Say
 ) -> checkpoints.Checkpoint | None:
     """The checkpoint from which a run that was begun goes on, its changes recorded; None: it has none.
 
@@ -69,12 +66,7 @@ def ended_before(files: RunFiles, job: Job, newest: checkpoints.Checkpoint) -> E
             spans=(),
         )
         write_trace(files.trace, empty)
-    return Ended(
-        trace=read_trace(files.trace),
-        rows=newest.progress.metrics,
-        first_step=newest.progress.iteration,
-        evaluations={},
-    )
+    return Ended(trace=read_trace(files.trace), rows=newest.progress.metrics, evaluations={})
 
 
 def write_inputs(files: RunFiles, job: Job, contents: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ray.exceptions import RayError
 
@@ -28,6 +28,7 @@ from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import WorkerGroups
 from executor.evaluation import Evaluated, Evaluator
+from executor.frozen import frozen
 from executor.resolve import Job
 from executor.rewards.ahead import RuleRewards
 from executor.rewards.operations import rows_of
@@ -38,12 +39,6 @@ from rlhfsim.trace import CPU_POOL, Trace, write_trace
 from rlhfsim.units import GB
 
 Row = Mapping[str, float]
-
-
-def _configuration(job: Job) -> dict[str, Any]:
-    """Everything that fixes a run, for trackers; of environment variables, which may be secrets, names."""
-    settings = asdict(job.settings)
-    return {"settings": settings | {"variables": sorted(settings["variables"])}, "plan": job.plan.to_dict()}
 
 
 class RunListener(Protocol):
@@ -59,7 +54,7 @@ class RunListener(Protocol):
         """A detector found something."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TraceWatch:
     """Who looks at the run's trace while it goes on; the executor does not import calibration."""
 
@@ -86,13 +81,12 @@ class _Writers:
         return self.workers.written()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ended:
     """An attempt that reached its last iteration."""
 
     trace: Trace
     rows: tuple[Row, ...]
-    first_step: int
     evaluations: Mapping[int, float]
     """Iteration -> accuracy on held-out problems, or what stands for it."""
 
@@ -129,7 +123,16 @@ class Run:
         self.files.scratch.mkdir(parents=True, exist_ok=True)
         recorder = RunRecorder()
         workers = WorkerGroups(self.job, reservation, self.files.scratch, recorder, self.rules)
-        self._saver = self._new_saver()
+        asked = self.job.settings.checkpoints
+        able = self.job.plan.placement.backend != "fsdp2"  # see executor/refusals.py
+        self._saver = Saver(
+            root=self.files.checkpoints,
+            keep=asked.keep,
+            best=asked.best and asked.every != 0,
+            background=able if asked.background is None else asked.background,
+            say=self.listener.phase,
+            done=self._link,
+        )
         try:
             self.listener.phase(f"starting {len(self.job.plan.gpu_map)} roles on their slots")
             workers.start(self._say_held)
@@ -159,9 +162,10 @@ class Run:
     def _work(
         self, workers: WorkerGroups, resume_from: checkpoints.Checkpoint | None, check_first: bool
     ) -> Ended:
+        settings, schedule = self.job.settings, self.job.plan.placement.schedule
         workload, span = self.job.plan.workload, workers.recorder.tracer.span
         parts = Parts(
-            custom=self.job.settings.custom,
+            custom=settings.custom,
             with_reference=workload.has_reference,
             timed=lambda name, step: span(f"custom.{name}", "custom", "score", CPU_POOL, step=step),
         )
@@ -170,11 +174,11 @@ class Run:
             backend=workers,
             prompter=self.prompter,
             workload=workload,
-            settings=self.job.settings,
+            settings=settings,
             max_tokens=self.job.max_tokens,
             wait_s=self.job.limits.longest_call,
-            late=self.job.plan.placement.schedule.late,
-            lend=self.job.plan.placement.schedule.lend,
+            late=schedule.late,
+            lend=schedule.lend,
             parts=parts,
         )
         first, rows = 0, list[Row]()
@@ -182,21 +186,25 @@ class Run:
         if resume_from is not None:
             first, rows = resume_from.progress.iteration, list(resume_from.progress.metrics)
             self._restore(resume_from, workers, loop)
-        if check_first and self.job.fakes is None and self.job.plan.workload.generates:
+        if check_first and self.job.fakes is None and workload.generates:
             self.listener.phase("first minute: generate, compare, train, sync, save, load")
             self_check(workers, replace(loop, parts=Parts()), self.files.scratch, self.listener.phase)
         trackers = open_trackers(
-            self.job.settings.tracking,
+            settings.tracking,
             self.files.metrics,
             self.files.tensorboard,
             first_step=first,
             rows=rows,
-            config=_configuration(self.job),
+            # of environment variables, which may be secrets, names
+            config={
+                "settings": asdict(settings) | {"variables": sorted(settings.variables)},
+                "plan": self.job.plan.to_dict(),
+            },
             custom=parts.made.get("logger"),
         )
         self.samples.restart(first)
         with contextlib.closing(trackers):
-            return self._iterate(workers, loop, range(first, self.job.settings.iterations), rows, trackers)
+            return self._iterate(workers, loop, range(first, settings.iterations), rows, trackers)
 
     def _restore(self, checkpoint: checkpoints.Checkpoint, workers: WorkerGroups, loop: Loop) -> None:
         progress = checkpoint.progress
@@ -216,29 +224,33 @@ class Run:
     ) -> Ended:
         recorder, evaluation = workers.recorder, self.job.settings.evaluation
         detectors = Detectors(self.job.plan, priced_here=self.job.gpu)
+        planned = {"memory/planned_gb": self.job.plan.prediction.peak_memory_bytes / GB}
         evaluations = dict[int, float]()
         if evaluation.problems:
             evaluations[steps.start] = self._evaluated(workers, steps.start, trackers).value
-        times = self._save_times()
+        times = SaveTimes(
+            every=self.job.settings.checkpoints.every,
+            iterations=self.job.settings.iterations,
+            mtbf_s=mtbf(self.job.plan),
+            cost_s=self.job.limits.checkpoint_cost,
+        )
         start = last = time.time()
         recorder.fresh()
         recorder.readings()
         self._rules_row()  # of the probe and the evaluation before: said, and in no row
         with stop_requests(self.listener.phase) as stop:
             for learned in self._learned(loop, workers, steps):
-                row = (
-                    metrics.iteration_metrics(
-                        learned,
-                        time.time() - last,
-                        recorder.fresh(),
-                        recorder.readings(),
-                        teachers=len(self.job.settings.references),
-                    )
-                    | self._planned_memory()
-                )
+                row = metrics.iteration_metrics(
+                    learned,
+                    time.time() - last,
+                    recorder.fresh(),
+                    recorder.readings(),
+                    teachers=len(self.job.settings.references),
+                ) | (planned if self.job.gpu or self.job.fakes else {})
                 done = learned.step + 1
                 found = None
-                if evaluation.problems and self._due(done, evaluation.every):
+                due = done == steps.stop or (evaluation.every > 0 and done % evaluation.every == 0)
+                if evaluation.problems and due:
                     found = self._evaluated(workers, done, trackers)
                     evaluations[done] = found.value
                     row |= found.row()
@@ -264,7 +276,7 @@ class Run:
                 last = time.time()
         trace = self._trace(recorder, start, steps)
         write_trace(self.files.trace, trace)
-        return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
+        return Ended(trace=trace, rows=tuple(rows), evaluations=evaluations)
 
     def _rules_row(self) -> dict[str, float]:
         """How the rules fared; what failed is also said."""
@@ -273,11 +285,6 @@ class Run:
             if (line := of.words(name)) is not None:
                 self.listener.phase(line)
         return rows_of(counts)
-
-    def _planned_memory(self) -> dict[str, float]:
-        if not (self.job.gpu or self.job.fakes):
-            return {}
-        return {"memory/planned_gb": self.job.plan.prediction.peak_memory_bytes / GB}
 
     def _trace(self, recorder: RunRecorder, start: float, steps: range) -> Trace:
         return recorder.trace(
@@ -306,29 +313,6 @@ class Run:
             self.listener.finding(finding)
             if finding.severity == "stop":
                 raise RlhfsimError(finding.code, finding.what, help=finding.advice)
-
-    def _due(self, done: int, every: int) -> bool:
-        return done == self.job.settings.iterations or (every > 0 and done % every == 0)
-
-    def _save_times(self) -> SaveTimes:
-        return SaveTimes(
-            every=self.job.settings.checkpoints.every,
-            iterations=self.job.settings.iterations,
-            mtbf_s=mtbf(self.job.plan),
-            cost_s=self.job.limits.checkpoint_cost,
-        )
-
-    def _new_saver(self) -> Saver:
-        asked = self.job.settings.checkpoints
-        able = self.job.plan.placement.backend != "fsdp2"  # see executor/refusals.py
-        return Saver(
-            root=self.files.checkpoints,
-            keep=asked.keep,
-            best=asked.best and asked.every != 0,
-            background=able if asked.background is None else asked.background,
-            say=self.listener.phase,
-            done=self._link,
-        )
 
     def _link(self, saved: checkpoints.Checkpoint) -> None:
         link(self.files.model, saved.folder / "actor")

@@ -40,14 +40,9 @@ def read_samples(path: Path) -> list[Sample]:
             number, _, field = name.partition(".")
             if field:
                 rows[int(number)][field] = file[name]
-    return [_sample(row) for row in rows]
-
-
-def _sample(row: dict[str, Any]) -> Sample:
-    sampled, talk = row.pop("sampled", None), row["conversation"]
-    if talk is not None:
-        fault = talk["fault"]
-        row["conversation"] = Conversation(
-            **talk | {"sampled": sampled, "fault": None if fault is None else Fault(*fault)}
-        )
-    return Sample(**row)
+    for row in rows:
+        sampled, talk = row.pop("sampled", None), row["conversation"]
+        if talk is not None:
+            fault = None if talk["fault"] is None else Fault(*talk["fault"])
+            row["conversation"] = Conversation(**talk | {"sampled": sampled, "fault": fault})
+    return [Sample(**row) for row in rows]

@@ -7,11 +7,13 @@ copy; engines turn them into tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from executor.frozen import frozen
 
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -25,7 +27,7 @@ Turn = Mapping[str, str]
 """One turn of a conversation: `role` and `content`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Task:
     """What an environment begins a conversation with."""
 
@@ -39,7 +41,7 @@ class Task:
     """Seed of this conversation alone: an environment that draws takes its numbers from it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GenerationRequest:
     """One response that is asked of the rollout engine."""
 
@@ -67,7 +69,7 @@ class Fault(NamedTuple):
     what: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Conversation:
     """What an environment did with a response: its turns follow one another in the tokens."""
 
@@ -83,7 +85,7 @@ class Conversation:
     """The conversation ended with it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Completion:
     """One response, with the log-prob and the weight version of every token."""
 
@@ -102,7 +104,7 @@ class Completion:
     """None: no environment answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sample:
     """A prompt with its response and all that later calls found out about it; None: not computed yet."""
 
@@ -207,7 +209,7 @@ class Scored(NamedTuple):
     """Value of each rule before its weight; rules of one kind are told apart by #2, #3."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LossSpec:
     """A loss by name with its settings; `executor.algorithms.losses` computes it."""
 
@@ -216,7 +218,7 @@ class LossSpec:
     """Keyword arguments of that loss, see executor/algorithms/losses.py."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Transfer:
     """What one end of a weight transfer saw."""
 

@@ -9,15 +9,16 @@ weights are synced as they are: a step that is not taken needs no 240 GB to be u
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from executor.algorithms.iteration import Loop
 from executor.coordination.worker_groups import WorkerGroups
+from executor.frozen import frozen
 from executor.samples import Sample
+from executor.settings import Say
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.units import GB
@@ -28,10 +29,9 @@ CHECK = -1
 """Step number of the check's spans; ids of its requests are negative."""
 CHECK_BYTES = int(GB)
 """Most that the check writes and reads."""
-Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogprobAgreement:
     """Log-probs of the engine against the trainer's forward on the same tokens."""
 
@@ -79,7 +79,18 @@ def _step_and_back(workers: WorkerGroups, loop: Loop, before: list[Sample], fold
     limit = workers.job.settings.logprob_tolerance
     workers.save(folder)
     say("state saved")
-    learned = loop.learn(CHECK, _rewarded(before))
+    # rewards that differ within every group, so that there is something to learn; all calls' results
+    rewarded = [
+        replace(
+            s,
+            reward=float(i % 2),
+            old_logprobs=s.rollout_logprobs,
+            reference_logprobs=s.rollout_logprobs,
+            values=np.zeros(s.num_tokens, np.float32),
+        )
+        for i, s in enumerate(before)
+    ]
+    learned = loop.learn(CHECK, rewarded)
     sent = learned.transfer.bytes if learned.transfer else 0
     say(f"one training step and sync: {sent:,} bytes, checksums equal")
     second = agreement(workers, _samples(workers, loop))
@@ -108,20 +119,6 @@ def _samples(workers: WorkerGroups, loop: Loop) -> list[Sample]:
     requests = loop.prompter.requests(0)[: max(PROMPTS * loop.workload.samples, workers.most_ranks)]
     done = workers.generate([replace(r, max_tokens=min(r.max_tokens, 32)) for r in requests], CHECK)
     return [loop.prompter.sample(c) for c in done]
-
-
-def _rewarded(samples: list[Sample]) -> list[Sample]:
-    """Rewards that differ within every group, so that there is something to learn; all calls' results."""
-    return [
-        replace(
-            s,
-            reward=float(i % 2),
-            old_logprobs=s.rollout_logprobs,
-            reference_logprobs=s.rollout_logprobs,
-            values=np.zeros(s.num_tokens, np.float32),
-        )
-        for i, s in enumerate(samples)
-    ]
 
 
 def _refuse(gap: LogprobAgreement, limit: float, what: str) -> None:

@@ -7,12 +7,13 @@ constants and learning rates, and for how long.
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Annotated, Any, Literal, dataclass_transform
 
 from pydantic import BeforeValidator, Field
 
+from executor.frozen import T, frozen
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.workload import PolicyLoss
 
@@ -21,6 +22,8 @@ Answers = Literal["unused", "read", "required"]
 """Whether rewards use the answers of the data: not at all; where there are some; every row must have one."""
 OnError = Literal["stop", "zero", "drop"]
 """What happens to a sample without a value: the run ends, it counts as 0, or it is left out."""
+Say = Callable[[str], None]
+"""Who is told in words what happens."""
 MOST = 1e6
 """Larger constants are slips."""
 Weight = Annotated[float, Field(ge=-MOST, le=MOST)]
@@ -37,13 +40,18 @@ Size = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 """In a model's config.json, where Transformers takes no text for a number."""
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def section(cls: type[T]) -> type[T]:
+    """A part of run.yaml: a frozen value whose fields are checked where it is read."""
+    return checked(frozen(cls))
+
+
 def _none_where_empty(value: Any) -> Any:
     """Settings that older runs wrote have {} here."""
     return value or None
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Data:
     """Prompts."""
 
@@ -82,8 +90,7 @@ class Data:
     generated tasks."""
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Judge:
     """A model behind an OpenAI-compatible HTTP interface that scores responses."""
 
@@ -125,8 +132,7 @@ class Judge:
             raise ValueError(f"range {self.range} has no room between its ends")
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class RewardRule:
     """One rule; rewards are summed by weight."""
 
@@ -173,8 +179,7 @@ class RewardRule:
         return 1 + (self.retries if self.retries is not None else 5 if self.kind == "judge" else 1)
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class EnvironmentSettings:
     """Who answers between the turns of a response."""
 
@@ -201,8 +206,7 @@ def _part_of_text(value: Any) -> Any:
     return {"target": value} if isinstance(value, str) else value
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class CustomPart:
     """A function or class of one's own."""
 
@@ -215,8 +219,7 @@ class CustomPart:
 Part = Annotated[CustomPart | None, BeforeValidator(_part_of_text)]
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Custom:
     """Parts of the algorithm of one's own: what each gets and returns is in executor/algorithms/custom.py."""
 
@@ -232,8 +235,7 @@ class Custom:
     """A further place where metrics go."""
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Algorithm:
     """Constants of the loss; papers in executor/algorithms."""
 
@@ -287,8 +289,7 @@ class Algorithm:
     responses. None: as is usual for the algorithm."""
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Optimizer:
     """AdamW and its schedule."""
 
@@ -301,8 +302,7 @@ class Optimizer:
     warmup_steps: Times = 0
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Sampling:
     """How responses are drawn."""
 
@@ -312,8 +312,7 @@ class Sampling:
     """Most tokens of a response; None: the largest length of the plan's workload."""
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Checkpoints:
     """When state is saved."""
 
@@ -327,8 +326,7 @@ class Checkpoints:
     """Written beside the next steps from copies in host memory; None: where the engines allow it."""
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Evaluation:
     """How good the model is on held-out problems, before the first and after the last iteration."""
 
@@ -346,8 +344,7 @@ class Evaluation:
     """Sampling temperature where there is more than one response."""
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Tracking:
     """Where metrics go beside metrics.jsonl."""
 
@@ -360,8 +357,7 @@ class Tracking:
     """Iterations between them; 0: none are."""
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Limits:
     """Waits and retries: nothing waits for ever. None: from the plan's prediction, see executor/limits.py."""
 
@@ -377,8 +373,7 @@ class Limits:
     """Restarts from the last good state in one run."""
 
 
-@checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section
 class Settings:
     """Everything of a run that its plan does not say."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from executor.algorithms import recipes
@@ -13,22 +12,22 @@ from executor.algorithms.advantages import advantages
 from executor.coordination import cluster, weights
 from executor.coordination.tracing import RunRecorder
 from executor.coordination.worker_groups import WorkerGroups
+from executor.frozen import frozen
 from executor.launch import prepare
 from executor.resolve import Job, environment
-from executor.rewards.ahead import NoRules
+from executor.rewards.ahead import RuleRewards
 from executor.samples import Sample
 from executor.selfcheck import agreement
-from executor.settings import Settings
+from executor.settings import Say, Settings
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 
 PROBES = 8
 """Responses whose log-probs are compared after each path's last sync."""
-Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PathTime:
     """One path; the first transfer, which sets things up, apart."""
 
@@ -52,22 +51,15 @@ def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say:
     """
     job, prompter = prepare(plan, settings)
     with cluster.joined(plan, None, environment(job), job.limits.start) as reservation:
-        workers = WorkerGroups(job, reservation, scratch, RunRecorder(), NoRules())
+        workers = WorkerGroups(job, reservation, scratch, RunRecorder(), RuleRewards())
         with closing(workers):
             say("starting a trainer and a rollout replica")
             workers.start()
             return [
-                _timed(workers, job, prompter, path, scratch, repeats, say) for path in paths_of(job.plan)
+                _timed(workers, job, prompter, path, scratch, repeats, say)
+                for path, rules in WEIGHT_PATHS.items()  # those that this executor carries there
+                if job.plan.topology in rules.transports and not rules.needs_backend
             ]
-
-
-def paths_of(plan: Plan) -> list[WeightPath]:
-    """Paths that the executor carries where this plan's actor and rollout lie."""
-    return [
-        path
-        for path, rules in WEIGHT_PATHS.items()
-        if plan.topology in rules.transports and not rules.needs_backend
-    ]
 
 
 def _timed(
@@ -85,7 +77,13 @@ def _timed(
             replace(job, plan=replace(job.plan, placement=placement)), workers.trainer, scratch
         )
     )
-    _learn(workers, job, prompter)
+    samples = [  # one update, so that a path that brings nothing is seen
+        replace(s, reward=float(i % 2), old_logprobs=s.rollout_logprobs)
+        for i, s in enumerate(_probes(workers, prompter))
+    ]
+    workload, algorithm = job.plan.workload, job.settings.algorithm
+    loss = recipes.actor_loss(workload, algorithm, max_tokens=job.max_tokens)
+    workers.train("actor", advantages(workload.algorithm, samples, algorithm), loss, 0)
     transfers = [workers.sync(step) for step in range(repeats + 1)]
     gap = agreement(workers, _probes(workers, prompter)).largest
     times = [transfer.seconds for transfer in transfers[1:]]
@@ -99,17 +97,6 @@ def _timed(
         high_s=max(times),
         logprob_gap=gap,
     )
-
-
-def _learn(workers: WorkerGroups, job: Job, prompter: TaskPrompter) -> None:
-    """One update, so that a path that brings nothing is seen."""
-    samples = [
-        replace(s, reward=float(i % 2), old_logprobs=s.rollout_logprobs)
-        for i, s in enumerate(_probes(workers, prompter))
-    ]
-    algorithm, settings = job.plan.workload.algorithm, job.settings.algorithm
-    loss = recipes.actor_loss(job.plan.workload, settings, max_tokens=job.max_tokens)
-    workers.train("actor", advantages(algorithm, samples, settings), loss, 0)
 
 
 def _probes(workers: WorkerGroups, prompter: TaskPrompter) -> list[Sample]:

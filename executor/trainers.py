@@ -77,7 +77,14 @@ class PlannedRun:
         """
         if self._given is not None:
             return self._given if isinstance(self._given, Plan) else read_plan(Path(self._given))
-        asked = Request(workload=self._planned_workload(), cluster=self._cluster(), framework=OWN)
+        if self._gpu is None and local_gpus():
+            raise RlhfsimError(
+                "gpu-kind", "this machine has GPUs: say which", help='gpu="h100" (rlhfsim gpus)'
+            )
+        count = self._gpus or local_gpus() or min(MAX_CORES, len(os.sched_getaffinity(0)))
+        each = count if self._gpu is None else None
+        cluster = Cluster(node_groups=(node_group(self._gpu or CORE, count, gpus_per_node=each),))
+        asked = Request(workload=self._planned_workload(), cluster=cluster, framework=OWN)
         answer = design(asked, explain=False)
         if answer.chosen is None:
             raise RlhfsimError(
@@ -95,15 +102,6 @@ class PlannedRun:
         """
         wanted = LaunchOptions(out=self.out, resume=resume, **options)
         return launch(self.plan, self.settings, wanted, listener or Screen(console()))
-
-    def _cluster(self) -> Cluster:
-        if self._gpu is None and local_gpus():
-            raise RlhfsimError(
-                "gpu-kind", "this machine has GPUs: say which", help='gpu="h100" (rlhfsim gpus)'
-            )
-        count = self._gpus or local_gpus() or min(MAX_CORES, len(os.sched_getaffinity(0)))
-        each = count if self._gpu is None else None
-        return Cluster(node_groups=(node_group(self._gpu or CORE, count, gpus_per_node=each),))
 
     def _planned_workload(self) -> Workload:
         """Defaults, then what the settings say, then what was given for the plan."""

@@ -131,7 +131,7 @@ def _refused() -> Iterator[tuple[str, str]]:
 
     for plan in plans:
         try:
-            lines = dry_run.check(plan, Settings(), cluster_of(plan), judge).lines
+            lines = dry_run.check(plan, Settings(), cluster_of(plan), judge)
         except RlhfsimError as error:
             yield plan.input_hash, f"{error.code}: {error.message}"
             continue

@@ -94,14 +94,15 @@ def settings(model: Path, seed: int, iterations: int) -> Settings:
 def measure(seed: int, iterations: int) -> dict[str, Any]:
     """One seed, as a run of reports/learning.json."""
     from executor.launch import LaunchOptions, launch
-    from executor.tasks import sft, tiny
+    from executor.tasks import tiny
     from executor.tasks.prompts import Generated
+    from lab.warm_up import warm_up
 
     began, heard = time.perf_counter(), Heard()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "warm"
         base = tiny.build(Path(folder) / "base", seed=seed, layers=2)
-        sft.warm_up(base, model, Generated(task="guess", seed=seed), WARM_UP_STEPS)
+        warm_up(base, model, Generated(task="guess", seed=seed), WARM_UP_STEPS)
         warm_up_s = time.perf_counter() - began
         out = LaunchOptions(out=Path(folder) / "run", self_check=False)
         ended = launch(plan(model), settings(model, seed, iterations), out, heard).ended

@@ -64,6 +64,7 @@ EXECUTOR_MAY = {
     "rlhfsim.run_folder",
 }
 EXECUTOR_LAYERS = [
+    {"executor.frozen"},
     {"executor.samples", "executor.settings", "executor.targets"},
     {"executor.sample_files"},
     {"executor.algorithms", "executor.rewards", "executor.tasks", "executor.limits"},

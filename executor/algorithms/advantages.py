@@ -44,7 +44,12 @@ def advantages(
         case "gae":
             return _ppo(samples, settings, max_tokens)
         case "returns":
-            return _reinforce(samples, settings, max_tokens)
+            # whitened sums of the token rewards to come; source: Hu et al. 2025, arXiv 2501.03262
+            returns = [
+                discounted(token_rewards(algorithm, s, settings, max_tokens), settings.gamma, s.sampled)
+                for s in samples
+            ]
+            return _stored(samples, _whitened(samples, returns), returns)
     scores = np.array([_score(algorithm, sample, settings, max_tokens) for sample in samples])
     baselines: dict[str, Callable[[Array], Array]] = {
         "group_normalised": lambda rewards: group_normalised(rewards, settings.deviation_epsilon),
@@ -195,13 +200,6 @@ def _ppo(samples: Sequence[Sample], settings: Algorithm, max_tokens: int | None)
         pairs.append(gae(rewards, values, settings.gamma, settings.lam, sample.sampled))
     rows = _whitened(samples, [advantage for advantage, _ in pairs])
     return _stored(samples, rows, [target for _, target in pairs])
-
-
-def _reinforce(samples: Sequence[Sample], settings: Algorithm, max_tokens: int | None) -> list[Sample]:
-    """REINFORCE++: whitened sums of the token rewards to come. Source: Hu et al. 2025, arXiv 2501.03262."""
-    rewards = [token_rewards("reinforce++", sample, settings, max_tokens) for sample in samples]
-    returns = [discounted(r, settings.gamma, s.sampled) for r, s in zip(rewards, samples, strict=True)]
-    return _stored(samples, _whitened(samples, returns), returns)
 
 
 def _whitened(samples: Sequence[Sample], rows: Sequence[Array]) -> list[Array]:

@@ -7,17 +7,17 @@ token t, whatever the prompt's length. Padding stands on the right and may hold 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from executor.frozen import frozen
 from executor.samples import Sample
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Batch:
     """One micro-batch; a field that a loss does not read may be None."""
 

@@ -10,7 +10,6 @@ the other losses, these depend on how a step is cut. Legend: B sequences, T resp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,11 +17,12 @@ from torch import Tensor
 
 from executor.algorithms.kl import LOG_RATIO_LIMIT
 from executor.algorithms.metrics import Metrics, mean_of
+from executor.frozen import frozen
 
 EntropyControl = Literal["none", "clip_cov", "kl_cov"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ControlSettings:
     """Settings of the control of entropy."""
 
@@ -45,7 +45,9 @@ def controlled(
     advantages = torch.where(mask > 0, advantages.float(), 0.0)
     log_ratio = new - old
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    cov, valid, free = _covariance(advantages, new.detach(), mask), mask > 0, -advantages * ratio
+    tokens = mask.sum().clamp(min=1.0)
+    gain, likely = (values - (values * mask).sum() / tokens for values in (advantages, new.detach()))
+    cov, valid, free = gain * likely, mask > 0, -advantages * ratio
     most = max(1, int(settings.covariance_share * int(valid.sum())))
     if settings.entropy_control == "clip_cov":
         clipped = -advantages * ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) > free
@@ -66,13 +68,6 @@ def _largest(cov: Tensor, valid: Tensor, most: int) -> Tensor:
         return none
     largest = cov.masked_fill(~valid, -torch.inf).flatten().topk(most).indices
     return none.flatten().index_fill(0, largest, True).view_as(valid)
-
-
-def _covariance(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """(B, T) of each token."""
-    tokens = mask.sum().clamp(min=1.0)
-    far = [values - (values * mask).sum() / tokens for values in (advantages, logprobs)]
-    return far[0] * far[1]
 
 
 def _drawn(able: Tensor, most: int) -> Tensor:

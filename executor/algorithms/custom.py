@@ -111,14 +111,14 @@ class Parts:
             if (part := getattr(self.custom, name)) is not None:
                 self.made.setdefault(name, make(part))
 
-    def call(self, name: str, step: int, *args: Any) -> Any:
-        """What a part returns, timed.
+    def call(self, name: str, step: int, *args: Any) -> list[Any]:
+        """The list that a part returns, timed.
 
         Raises:
-            RlhfsimError: it failed.
+            RlhfsimError: it failed, or gave no list.
         """
         with self.timed(name, step), named(name, getattr(self.custom, name)):
-            return self.made[name](*args)
+            return list(self.made[name](*args))
 
     def filtered(self, samples: Sequence[Sample], step: int) -> list[Sample]:
         """As many samples, those that the filter left out without their response.
@@ -128,7 +128,7 @@ class Parts:
         """
         if "filter" not in self.made:
             return list(samples)
-        kept = self._listed("filter", self.call("filter", step, list(samples)))
+        kept = self.call("filter", step, list(samples))
         if len(kept) > len(samples) or not all(isinstance(sample, Sample) for sample in kept):
             text = f"custom.filter returned {len(kept)} of {len(samples)} samples, or something else"
             raise RlhfsimError("custom-filter", text, help=_HELP)
@@ -146,16 +146,13 @@ class Parts:
         """
         found = self.call("advantages", step, samples)
         if not critic:
-            return self._listed("advantages", found), None
-        both = self._listed("advantages", found)
-        if len(both) != 2:
-            text = f"custom.advantages gave {len(both)} lists, with a critic it gives advantages and returns"
+            return found, None
+        if len(found) != 2:
+            text = f"custom.advantages gave {len(found)} lists, with a critic it gives advantages and returns"
             raise RlhfsimError("custom-advantages", text, help=_HELP)
-        return self._listed("advantages", both[0]), self._listed("advantages", both[1])
-
-    def _listed(self, name: str, found: Any, of: Callable[[Any], Any] = lambda value: value) -> list[Any]:
-        with named(name, getattr(self.custom, name)):
-            return [of(value) for value in found]
+        with named("advantages", self.custom.advantages):  # type: ignore[arg-type]
+            advantages, returns = map(list, found)
+        return advantages, returns
 
     def learned(self, samples: Sequence[Sample]) -> None:
         """An iteration has been trained on these: the sampler may follow."""
@@ -170,7 +167,9 @@ class Parts:
         Raises:
             RlhfsimError: it failed, or gave another number of them, or one beyond the data.
         """
-        chosen = self._listed("sampler", self.call("sampler", max(batch, 0), batch, count, size), int)
+        found = self.call("sampler", max(batch, 0), batch, count, size)
+        with named("sampler", self.custom.sampler):  # type: ignore[arg-type]
+            chosen = list(map(int, found))
         if len(chosen) != count or any(at < 0 or (size is not None and at >= size) for at in chosen):
             text = f"custom.sampler gave {len(chosen)} positions of {count} wanted, below {size or 'any'}"
             raise RlhfsimError("custom-sampler", text, help=_HELP)

@@ -20,6 +20,7 @@ from executor.algorithms.dynamic_sampling import StepGroups
 from executor.algorithms.kto_baseline import kl_baseline, mismatched
 from executor.algorithms.protocols import ExperienceBuffer, LoopBackend, Prompter
 from executor.algorithms.shaping import filtered
+from executor.frozen import frozen
 from executor.samples import GenerationRequest, Sample, Transfer, emptied
 from executor.settings import Settings
 from rlhfsim.specs.placement.placement import Late
@@ -71,7 +72,7 @@ class Position:
         return Position(self.prompts, set(self.ahead))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Learned:
     """One iteration."""
 
@@ -96,7 +97,7 @@ class Learned:
         return {s.group for s in self.samples} | set(self.unused)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LateGroups:
     """Groups that were too old to be trained on."""
 
@@ -113,7 +114,7 @@ class LateGroups:
         return replace(learned, unused=(*learned.unused, *done), sampling={**learned.sampling, **sampling})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Loop:
     """What an iteration needs."""
 
@@ -141,7 +142,12 @@ class Loop:
     def synchronous(self, steps: Iterable[int]) -> Iterator[Learned]:
         """Generate, score, train, sync; one after the other."""
         for step in steps:
-            yield self.learn(step, self._scored(self._experience(step), step))
+            if self.workload.generates:
+                completions = self.backend.generate(self.prompter.requests(step), step)
+                samples = [self.prompter.sample(c) for c in completions]
+            else:
+                samples = self.prompter.given(step)
+            yield self.learn(step, self._scored(samples, step))
 
     def filled(self, steps: Iterable[int], data: Position) -> Iterator[Learned]:
         """Dynamic sampling: as `synchronous`, with generation batches from the first prompt that is not in
@@ -182,7 +188,10 @@ class Loop:
         with contextlib.closing(feeder), all_or_stop(self.backend.stop):
             for step in steps:
                 feeder.step = step
-                samples, lent = self._taken(buffer, step)
+                if self.lend and not buffer.whole():
+                    self.backend.lend(step)
+                samples = buffer.take(self.wait_s)
+                lent = self.backend.reclaim(step) if self.lend else {}
                 groups, late = feeder.groups_since(), feeder.late_since(samples)
                 learned = self.learn(step, self._scored(samples, step))
                 buffer.published(self.backend.version)
@@ -194,19 +203,6 @@ class Loop:
                 yield replace(learned, sampling={**learned.sampling, **lent})
 
     # --- parts ------------------------------------------------------------------------------------
-
-    def _taken(self, buffer: ExperienceBuffer, step: int) -> tuple[list[Sample], Metrics]:
-        """A batch from the buffer, and what the trainer's GPUs did while it waited."""
-        if self.lend and not buffer.whole():
-            self.backend.lend(step)
-        samples = buffer.take(self.wait_s)
-        return samples, self.backend.reclaim(step) if self.lend else {}
-
-    def _experience(self, step: int) -> list[Sample]:
-        if not self.workload.generates:
-            return self.prompter.given(step)
-        completions = self.backend.generate(self.prompter.requests(step), step)
-        return [self.prompter.sample(c) for c in completions]
 
     def _groups(self, requests: int) -> Iterator[list[Sample]]:
         """Groups of one prompt as they complete."""
@@ -273,8 +269,12 @@ class Loop:
         asked = {sample.group for sample in samples}
         if self.workload.generates:
             samples = self.parts.filtered(samples, step)
-            if not self.workload.distils:
-                samples = self._with_advantages(samples, step)
+            facts = (self.workload.algorithm, samples, self.settings.algorithm, self.max_tokens)
+            with_critic = self.workload.has_critic
+            if "advantages" in self.parts.made and not self.workload.distils:
+                samples = estimated(lambda seen: self.parts.estimates(seen, step, critic=with_critic), *facts)
+            elif not self.workload.distils:
+                samples = advantages(*facts)
             samples = filtered(samples, self.settings.algorithm)
         tasks: dict[str, Callable[[], list[dict[str, float]]]] = {}
         if self.workload.has_critic:
@@ -303,13 +303,6 @@ class Loop:
             version=version,
             unused=tuple(sorted(asked - {sample.group for sample in samples})),
         )
-
-    def _with_advantages(self, samples: list[Sample], step: int) -> list[Sample]:
-        facts = (self.workload.algorithm, samples, self.settings.algorithm, self.max_tokens)
-        if "advantages" not in self.parts.made:
-            return advantages(*facts)
-        critic = self.workload.has_critic
-        return estimated(lambda seen: self.parts.estimates(seen, step, critic=critic), *facts)
 
     def _kl_baseline(self, samples: Sequence[Sample], step: int) -> float:
         """KTO's baseline: how far the policy is from the reference on responses of other prompts."""
@@ -371,14 +364,6 @@ class _Feeder:
                 self._sent.pop(group, None)
         return LateGroups(tokens=rejected, again=self._late == "requeue")
 
-    def _take_rejected(self) -> None:
-        """What came too late is counted and, where the schedule says so, first in line."""
-        rejected = self._buffer.rejected()
-        with self._lock:
-            self._rejected |= rejected
-            again = [self._sent.pop(group) for group in sorted(rejected) if group in self._sent]
-        self._waiting = again + self._waiting
-
     def _work(self) -> None:
         try:
             while not self._stop.is_set():
@@ -393,8 +378,12 @@ class _Feeder:
             self._receive(self._loop.prompter.sample(completion))
 
     def _submit(self) -> None:
-        if self._late != "wait":
-            self._take_rejected()
+        if self._late != "wait":  # what came too late is counted and, where it goes on, first
+            rejected = self._buffer.rejected()
+            with self._lock:
+                self._rejected |= rejected
+                again = [self._sent.pop(group) for group in sorted(rejected) if group in self._sent]
+            self._waiting = again + self._waiting
         room = self._buffer.room()
         if room <= 0:
             return

@@ -10,7 +10,6 @@ Legend: B sequences, T response tokens, as in batch.py. Log-probs are used in fp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,12 +18,13 @@ from torch import Tensor
 from executor.algorithms.batch import Batch as Batch
 from executor.algorithms.batch import collate as collate
 from executor.algorithms.covariance import ControlSettings, controlled
-from executor.algorithms.custom import PolicyBatch
-from executor.algorithms.custom_loss import surrogate as custom_surrogate
+from executor.algorithms.custom import PolicyBatch, make, named
 from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
 from executor.algorithms.metrics import Metrics, largest_of, mean_of
 from executor.algorithms.preferences import dpo_loss, kto_loss, reward_model_loss
+from executor.frozen import frozen
 from executor.samples import LossSpec
+from executor.settings import CustomPart
 from rlhfsim.specs.workload.workload import PolicyLoss
 
 Aggregation = Literal["token", "sequence", "constant"]
@@ -59,7 +59,7 @@ def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
     return loss, metrics | counts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PolicySettings(ControlSettings):
     """Settings of the policy loss."""
 
@@ -90,7 +90,7 @@ def policy_loss(batch: Batch, settings: PolicySettings) -> tuple[Tensor, Metrics
     new, mask = _logprobs(batch.logprobs, batch.mask), batch.mask
     old, rollout = _behaviour(batch, new, settings.old_logprobs)
     if not isinstance(settings.policy_loss, str):
-        surrogate, metrics = custom_surrogate(settings.policy_loss, _policy_batch(batch, new, old, rollout))
+        surrogate, metrics = _custom_surrogate(settings.policy_loss, _policy_batch(batch, new, old, rollout))
     else:
         surrogate, metrics = _surrogate(
             settings.policy_loss, batch, new, old, settings.clip_low, settings.clip_high, settings.dual_clip
@@ -219,6 +219,22 @@ def _policy_batch(batch: Batch, new: Tensor, old: Tensor, rollout: Tensor | None
         rollout_logprobs=rollout,
         reference_logprobs=None if reference is None else _logprobs(reference, batch.mask),
     )
+
+
+def _custom_surrogate(loss: Mapping[str, Any], batch: PolicyBatch) -> tuple[Tensor, Metrics]:
+    """Terms (B, T) of the user's loss, and means of what it reports.
+
+    Raises:
+        RlhfsimError: it failed, or its terms have another shape.
+    """
+    part = CustomPart(target=loss["target"], options=loss["options"])
+    with named("loss", part):
+        found = make(part, loss["folder"])(batch)
+        terms, reported = found if isinstance(found, tuple) else (found, {})
+        if terms.shape != batch.mask.shape:
+            raise ValueError(f"terms have shape {tuple(terms.shape)}, the mask {tuple(batch.mask.shape)}")
+        means = {name: mean_of(value.expand_as(terms), batch.mask) for name, value in reported.items()}
+    return torch.where(batch.mask > 0, terms, 0.0), means
 
 
 def _sums(terms: Tensor) -> Tensor:

@@ -84,25 +84,23 @@ def _check_loss(settings: Settings, workload: Workload) -> None:
 
 def _samples(workload: Workload) -> list[Sample]:
     """Two prompts, two samples each, one of them better; with what the plan's calls find out."""
-    return [_sample(number, length, workload) for number, length in enumerate(LENGTHS)]
-
-
-def _sample(number: int, length: int, workload: Workload) -> Sample:
-    row = np.full(length, -1.25, np.float32)
-    reward = float(number % 2)
-    return Sample(
-        id=number,
-        group=number // 2,
-        prompt=np.arange(2),
-        response=np.arange(length),
-        versions=np.zeros(length, np.int32),
-        rollout_logprobs=row,
-        old_logprobs=row + np.float32(0.125),
-        reference_logprobs=row if workload.has_reference else None,
-        values=np.zeros(length, np.float32) if workload.has_critic else None,
-        reward=reward,
-        rewards={"answer": reward},
-        advantages=np.full(length, 2 * reward - 1, np.float32),
-        answer="1",
-        meta={},
-    )
+    rows = [np.full(length, -1.25, np.float32) for length in LENGTHS]
+    return [
+        Sample(
+            id=number,
+            group=number // 2,
+            prompt=np.arange(2),
+            response=np.arange(len(row)),
+            versions=np.zeros(len(row), np.int32),
+            rollout_logprobs=row,
+            old_logprobs=row + np.float32(0.125),
+            reference_logprobs=row if workload.has_reference else None,
+            values=np.zeros(len(row), np.float32) if workload.has_critic else None,
+            reward=float(number % 2),
+            rewards={"answer": float(number % 2)},
+            advantages=np.full(len(row), 2 * (number % 2) - 1, np.float32),
+            answer="1",
+            meta={},
+        )
+        for number, row in enumerate(rows)
+    ]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from executor.algorithms.custom import for_workers
 from executor.algorithms.kl import Estimator
+from executor.frozen import frozen
 from executor.samples import LossName, LossSpec
 from executor.settings import Algorithm, CustomPart, Settings
 from rlhfsim.errors import RlhfsimError, unknown_name
@@ -16,7 +16,7 @@ from rlhfsim.specs.workload.workload import CLIP_RANGES, PolicyLoss, Workload
 Advantages = Literal["gae", "returns", "group_normalised", "group_centred", "leave_one_out"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recipe:
     """One algorithm."""
 
@@ -89,55 +89,44 @@ def actor_loss(
 ) -> LossSpec:
     """Loss of the policy. `max_tokens`: most tokens of a response; `kl_baseline`: KTO, see preferences.py;
     `custom`: the user's surrogate."""
-    chosen = recipe(workload.algorithm)
+    chosen, constants = recipe(workload.algorithm), dict[str, Any]()
+    averaged = {"aggregation": settings.aggregation or chosen.aggregation, "max_tokens": max_tokens}
     match chosen.actor:
         case "dpo":
-            return LossSpec(name="dpo", settings={"beta": settings.beta})
+            constants = {"beta": settings.beta}
         case "kto":
             assert kl_baseline is not None, "KTO needs the KL baseline of the step's data"
             constants = {"beta": settings.beta, "kl_baseline": kl_baseline}
-            return LossSpec(name="kto", settings=constants)
         case "sft":
-            averaged = settings.aggregation or chosen.aggregation
-            return LossSpec(name="sft", settings={"aggregation": averaged, "max_tokens": max_tokens})
-        case "reward_model":
-            return LossSpec(name="reward_model", settings={})
+            constants = averaged
         case "distillation":
-            return LossSpec(
-                name="distillation",
-                settings={
-                    "estimator": settings.kl_estimator or "k2",
-                    "aggregation": settings.aggregation or chosen.aggregation,
-                    "max_tokens": max_tokens,
-                },
-            )
-    place, estimator = kl_terms(workload.algorithm, settings)
-    kind = settings.policy_loss or chosen.policy_loss
-    low, high = CLIP_RANGES.get(workload.algorithm if kind == chosen.policy_loss else kind, CLIP_RANGE)
-    averaged = chosen.aggregation if kind == chosen.policy_loss or kind != "gspo" else "sequence"
-    return LossSpec(
-        name="policy",
-        settings={
-            "policy_loss": kind if custom is None else for_workers(custom),
-            "clip_low": settings.clip_low or low,
-            "clip_high": settings.clip_high or high,
-            "dual_clip": settings.dual_clip,
-            "kl_coefficient": settings.kl_coefficient,
-            "kl_estimator": estimator,
-            "kl_in": place,
-            "entropy_coefficient": settings.entropy_coefficient,
-            "entropy_control": settings.entropy_control,
-            "covariance_share": settings.covariance_share,
-            "covariance_bounds": settings.covariance_bounds,
-            "covariance_kl": settings.covariance_kl,
-            "correction": settings.correction,
-            "correction_cap": settings.correction_cap,
-            "correction_level": settings.correction_level,
-            "old_logprobs": workload.old_logprobs,
-            "aggregation": settings.aggregation or averaged,
-            "max_tokens": max_tokens,
-        },
-    )
+            constants = averaged | {"estimator": settings.kl_estimator or "k2"}
+        case "policy":
+            place, estimator = kl_terms(workload.algorithm, settings)
+            kind = settings.policy_loss or chosen.policy_loss
+            usual = kind == chosen.policy_loss
+            low, high = CLIP_RANGES.get(workload.algorithm if usual else kind, CLIP_RANGE)
+            if kind == "gspo" and not (usual or settings.aggregation):
+                averaged["aggregation"] = "sequence"
+            constants = averaged | {
+                "policy_loss": kind if custom is None else for_workers(custom),
+                "clip_low": settings.clip_low or low,
+                "clip_high": settings.clip_high or high,
+                "dual_clip": settings.dual_clip,
+                "kl_coefficient": settings.kl_coefficient,
+                "kl_estimator": estimator,
+                "kl_in": place,
+                "entropy_coefficient": settings.entropy_coefficient,
+                "entropy_control": settings.entropy_control,
+                "covariance_share": settings.covariance_share,
+                "covariance_bounds": settings.covariance_bounds,
+                "covariance_kl": settings.covariance_kl,
+                "correction": settings.correction,
+                "correction_cap": settings.correction_cap,
+                "correction_level": settings.correction_level,
+                "old_logprobs": workload.old_logprobs,
+            }
+    return LossSpec(name=chosen.actor, settings=constants)
 
 
 def critic_loss(settings: Algorithm) -> LossSpec:
@@ -152,22 +141,18 @@ def check(workload: Workload, settings: Settings, *, staleness: float = 0) -> No
         RlhfsimError: with the remedy, the first that is found.
     """
     recipe(workload.algorithm)
-    for problem in _problems(workload, settings, staleness):
+    for problem in _online_problems(workload, settings, staleness) if workload.generates else ():
         raise problem
-
-
-def _problems(workload: Workload, settings: Settings, staleness: float) -> Iterator[RlhfsimError]:
-    """All of them."""
     if workload.generates:
-        yield from _online_problems(workload, settings, staleness)
-    elif unused := [n for n in ("loss", "advantages", "filter") if getattr(settings.custom, n)]:
-        yield RlhfsimError(
+        return
+    if unused := [n for n in ("loss", "advantages", "filter") if getattr(settings.custom, n)]:
+        raise RlhfsimError(
             "custom-unused",
             f"{workload.algorithm} learns from the data alone: it has no use for custom.{unused[0]}",
             help="leave it out, or design a plan that generates (ppo, grpo, ...)",
         )
-    elif workload.paired and workload.num_sequences // workload.mini_batches % 2:
-        yield RlhfsimError(
+    if workload.paired and workload.num_sequences // workload.mini_batches % 2:
+        raise RlhfsimError(
             "split-pair",
             f"{workload.mini_batches} mini-batches of {workload.num_sequences} sequences would split a pair",
             help="choose mini_batches that divides the number of pairs",

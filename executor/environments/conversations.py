@@ -206,7 +206,8 @@ class Conversations:
             talk.reward += answer.value.reward
             if answer.value.done or talk.turns >= self._turns:
                 return self._whole(talk)
-            said = self._observation(talk, answer.value)
+            assert self._text is not None, "answers are written as text"
+            said = self._text.encode_observation(answer.value.text, int(talk.tokens[-1][-1]))
         else:
             said = np.zeros(0, np.int64)
             if answer.value is not None:
@@ -219,33 +220,24 @@ class Conversations:
         if len(said):
             version = talk.versions[-1][-1:]
             talk.say(said, np.zeros(len(said)), np.repeat(version, len(said)), sampled=False)
-        self._engine.add([self._next(talk, room)])
+        assert self._environments is not None
+        limit = self._environments.settings.turn_tokens
+        turn = replace(
+            talk.request,
+            prompt=np.concatenate([talk.prompt, *talk.tokens]),
+            max_tokens=min(room, limit or room),
+            seed=(talk.request.seed + SEED_STEP * talk.turns) % SEED_MODULUS,
+        )
+        self._engine.add([turn])
         return None
 
     def _room(self, talk: _Conversation) -> int:
         """Tokens that are left of a response."""
         return min(talk.request.max_tokens, self._max_length - len(talk.prompt)) - talk.length
 
-    def _observation(self, talk: _Conversation, observed: Observed) -> Tokens:
-        """(n,) tokens that come behind the latest turn."""
-        assert self._text is not None, "answers are written as text"
-        return self._text.encode_observation(observed.text, int(talk.tokens[-1][-1]))
-
-    def _next(self, talk: _Conversation, room: int) -> GenerationRequest:
-        """The request of the next turn."""
-        assert self._environments is not None
-        limit = self._environments.settings.turn_tokens
-        return replace(
-            talk.request,
-            prompt=np.concatenate([talk.prompt, *talk.tokens]),
-            max_tokens=min(room, limit or room),
-            seed=(talk.request.seed + SEED_STEP * talk.turns) % SEED_MODULUS,
-        )
-
     def _whole(self, talk: _Conversation, fault: Fault | None = None) -> Completion:
-        asked = self._environments is not None and talk.request.task is not None
-        if asked:
-            assert self._environments is not None
+        asked = self._asks(talk.request)
+        if self._environments is not None and asked:
             self._environments.ask(talk.request.id, "close")
         del self._open[talk.request.id]
         return talk.completion(asked, fault)

@@ -11,14 +11,13 @@ import re
 
 import numpy as np
 
-from executor.environments.options import between
-from executor.environments.protocol import Observed
+from executor.environments.protocol import AgentEnvironment, Observed, between
 from executor.samples import Task
 
 _NUMBER = re.compile(r"\d+")
 
 
-class GuessGame:
+class GuessGame(AgentEnvironment):
     """One hidden number."""
 
     def __init__(self, numbers: float = 10, turn_cost: float = 0.0) -> None:
@@ -40,6 +39,3 @@ class GuessGame:
         if guess == self._hidden:
             return Observed(reward=1.0 - self._turn_cost, done=True)
         return Observed(text=">" if self._hidden > guess else "<", reward=-self._turn_cost)
-
-    async def close(self) -> None:
-        """Nothing is kept."""

@@ -10,18 +10,16 @@ import os
 import pickle
 import queue
 import subprocess
-import sys
 import threading
 import time
 from typing import Any, NamedTuple
 
 from executor.rewards import protocol
+from executor.rewards.calls import START_S, TrustedProcess
 from executor.samples import Fault
 from executor.settings import EnvironmentSettings
 from rlhfsim.errors import RlhfsimError
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from executor.environments.server import serve; serve()"
-START_S = 60.0
 GRACE_S = 5.0
 """After the time limit of a call, until the process counts as stuck."""
 END_S = 5.0
@@ -86,20 +84,11 @@ class EnvironmentProcess:
 
     def close(self) -> None:
         """End the process; what it made is cleared away by itself, unless it hangs."""
-        assert self._process.stdin
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._worker.requests.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        self._end()
-
-    def _end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream
-            with contextlib.suppress(OSError):
-                stream.close()
+            self._worker.process.wait(END_S)
+        self._worker.end()
 
     def _taken(self, answer: Answered | None) -> list[Answered]:
         if answer is None:
@@ -113,7 +102,7 @@ class EnvironmentProcess:
     def _lost(self, fault: Fault) -> list[Answered]:
         """A new process; the calls that ran failed, and so will the next of its other conversations."""
         lost = [Answered(number, None, fault, 0.0) for number in self._asked]
-        self._end()
+        self._worker.end()
         self._asked.clear()
         self._alive.clear()
         self._start()
@@ -125,42 +114,33 @@ class EnvironmentProcess:
             if method == "reset":
                 self._alive.add(number)
             elif number not in self._alive:
-                self._ended(number, method)
+                if method != "close":
+                    self._asked[number] = time.monotonic()
+                    fault = Fault("error", "its process ended in another conversation")
+                    self._replies.put(Answered(number, None, fault, 0.0))
                 continue
             if method == "close":
                 self._alive.discard(number)
             else:
                 self._asked[number] = time.monotonic()
-            assert self._process.stdin
             with contextlib.suppress(OSError):  # it ended: the reader says so
-                protocol.write_message(self._process.stdin, pickle.dumps((number, method, argument)))
-
-    def _ended(self, number: int, method: str) -> None:
-        if method != "close":
-            self._asked[number] = time.monotonic()
-            fault = Fault("error", "its process ended in another conversation")
-            self._replies.put(Answered(number, None, fault, 0.0))
+                self._worker.send((number, method, argument))
 
     def _start(self) -> None:
-        path = dict.fromkeys([self._folder, *(entry or self._folder for entry in sys.path)])
-        command = [sys.executable, "-c", _BOOT.format(path=list(path))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._worker = TrustedProcess("executor.environments.server", self._folder)
         self._replies: queue.SimpleQueue[Answered] = queue.SimpleQueue()
-        assert self._process.stdin
-        assert self._process.stdout
         try:
-            protocol.write_message(self._process.stdin, pickle.dumps(self.settings))
-            said = pickle.loads(protocol.receive(self._process.stdout.fileno(), START_S, "environments"))
+            self._worker.send(self.settings)
+            said = self._worker.receive(START_S, "environments")
         except (OSError, EOFError, TimeoutError) as error:
             said = f"its process did not start: {error}"
         if isinstance(said, str):
-            self._end()
+            self._worker.end()
             raise RlhfsimError(
                 "environment-class", said, help="try it: python -c 'import MODULE; MODULE.CLASS()'"
             )
         self._at_once = min(self.settings.concurrency, said)
-        reader = threading.Thread(target=_read, args=(self._process.stdout, self._replies), daemon=True)
-        reader.start()
+        threading.Thread(target=_read, args=(self._worker.replies, self._replies), daemon=True).start()
 
 
 def _read(stream: Any, replies: queue.SimpleQueue[Answered]) -> None:

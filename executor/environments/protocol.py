@@ -19,16 +19,16 @@ Methods may be plain functions too: each call then has a thread of its own, so i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from executor.frozen import frozen
 from executor.samples import Task, Turn
 
 Prompt = str | tuple[Turn, ...]
 """Text that the model continues, or turns of a conversation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Observed:
     """What the policy is told after a turn."""
 
@@ -54,6 +54,17 @@ class AgentEnvironment(Protocol):
 
     async def close(self) -> None:
         """The conversation is over, also after a failure."""
+
+
+def between(name: str, value: Any, low: float, high: float) -> float:
+    """A number among the options of a shipped environment, which have no schema of their own.
+
+    Raises:
+        ValueError: it is none, or outside the range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ValueError(f"option {name} is {value!r}, not a number from {low:g} to {high:g}")
+    return float(value)
 
 
 def check_answer(method: str, value: Any) -> Any:

@@ -10,8 +10,7 @@ import os
 import threading
 from functools import cache
 
-from executor.environments.options import between
-from executor.environments.protocol import Observed
+from executor.environments.protocol import Observed, between
 from executor.rewards.rules import FENCE
 from executor.rewards.sandbox import CodeRun, Sandbox
 from executor.samples import Task

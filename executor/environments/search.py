@@ -17,9 +17,7 @@ from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
-from executor.environments.options import between
-from executor.environments.protocol import Observed
-from executor.samples import Task
+from executor.environments.protocol import AgentEnvironment, Observed, between
 
 K1, B = 1.2, 0.75
 _QUERY = re.compile(r"<search>(.*?)</search>", re.DOTALL)
@@ -66,7 +64,7 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-class SearchTool:
+class SearchTool(AgentEnvironment):
     """Finds passages."""
 
     def __init__(self, folder: str, results: float = 3, characters: float = 500) -> None:
@@ -74,9 +72,6 @@ class SearchTool:
         self._results = int(between("results", results, 1, 1000))
         self._characters = int(between("characters", characters, 1, 1e6))
         self._passages = _passages(folder)
-
-    async def reset(self, task: Task) -> None:
-        """Nothing to prepare."""
 
     async def step(self, response: str) -> Observed:
         """The passages for the last query of `response`."""
@@ -86,6 +81,3 @@ class SearchTool:
         found = [text[: self._characters] for text in self._passages.best(queries[-1], self._results)]
         lines = [f"{number}. {text}" for number, text in enumerate(found, 1)] or ["nothing found"]
         return Observed(text="\n<results>\n" + "\n".join(lines) + "\n</results>\n")
-
-    async def close(self) -> None:
-        """Nothing is kept."""

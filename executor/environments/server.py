@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import os
 import pickle
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 from executor.environments.protocol import AgentEnvironment, check_answer
 from executor.environments.registry import environment_class
 from executor.rewards import protocol
+from executor.rewards.calls import served
 from executor.samples import Fault
 
 
@@ -95,8 +95,7 @@ def serve() -> None:
 
     Threads that hang do not hold up the end: the other side kills the process after a while.
     """
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    requests, replies = served()
     settings = pickle.loads(protocol.read_message(requests) or b"")
     try:
         make = environment_class(settings.kind, settings.options)

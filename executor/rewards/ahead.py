@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
 import numpy as np
 
@@ -15,35 +14,22 @@ from executor.samples import Completion, Sample, Scored, Tokens
 from rlhfsim.errors import RlhfsimError
 
 
-class RuleRewards(Protocol):
-    """Rule rewards."""
+class RuleRewards:
+    """Rule rewards; these are of a run that scores nothing."""
 
     def __call__(self, samples: Sequence[Sample]) -> list[Scored]:
         """One a sample."""
+        return []
 
     def ahead(self, completions: Sequence[Completion]) -> None:
         """Responses have arrived, whose samples will be asked for."""
 
     def taken(self) -> Mapping[str, RuleCounts]:
         """What happened to each rule since this was last called."""
-
-
-class NoRules:
-    """Rules of a run that scores nothing."""
-
-    def __call__(self, samples: Sequence[Sample]) -> list[Scored]:
-        """None."""
-        return []
-
-    def ahead(self, completions: Sequence[Completion]) -> None:
-        """Nothing to begin."""
-
-    def taken(self) -> Mapping[str, RuleCounts]:
-        """Nothing happened."""
         return {}
 
 
-class EarlyRules:
+class EarlyRules(RuleRewards):
     """The rules of a scorer."""
 
     def __init__(

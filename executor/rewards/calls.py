@@ -15,13 +15,13 @@ import re
 import subprocess
 import sys
 import traceback
-from typing import Any
+from typing import Any, BinaryIO
 
 from executor.rewards import protocol
 from executor.targets import resolve
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from executor.rewards.calls import serve; serve()"
-_START_S = 60.0
+START_S = 60.0
+"""Until a worker is up."""
 
 
 class CallTimeout(Exception):
@@ -36,11 +36,51 @@ class _Died(CallError):
     """The worker process ended in the middle of a call."""
 
 
+class TrustedProcess:
+    """An interpreter of its own with the import path of this one, for code of the user's own."""
+
+    def __init__(self, module: str, folder: str) -> None:
+        """Start it with `serve` of a module; modules are looked for in `folder` first."""
+        path = dict.fromkeys([folder, *(entry or folder for entry in sys.path)])
+        boot = f"import sys; sys.path[:] = {list(path)!r}; from {module} import serve; serve()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", boot], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin
+        assert self.process.stdout
+        self.requests, self.replies = self.process.stdin, self.process.stdout
+
+    def send(self, message: Any) -> None:
+        """One message to it.
+
+        Raises:
+            OSError: it has ended.
+        """
+        protocol.write_message(self.requests, pickle.dumps(message))
+
+    def receive(self, timeout_s: float, who: str) -> Any:
+        """Its next message.
+
+        Raises:
+            TimeoutError: `who` did not answer in time.
+            EOFError: it ended.
+        """
+        return pickle.loads(protocol.receive(self.replies.fileno(), timeout_s, who))
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.requests, self.replies):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
 class Caller:
     """One worker process; not for several threads at once."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._worker: TrustedProcess | None = None
 
     def call(self, target: str, *args: Any, timeout_s: float) -> Any:
         """`module:function` of `args`.
@@ -50,50 +90,37 @@ class Caller:
             CallError: the function raised, cannot be imported, or twice took its process with it.
         """
         try:
-            self._load(target)
-            return self._exchange((target, args), timeout_s)
+            return self._exchange(self._loaded(target), (target, args), timeout_s)
         except _Died:  # perhaps somebody else killed it
-            self._load(target)
-            return self._exchange((target, args), timeout_s)
+            return self._exchange(self._loaded(target), (target, args), timeout_s)
 
     def close(self) -> None:
         """Kill the worker."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            assert stream
-            with contextlib.suppress(OSError):
-                stream.close()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
 
-    def _load(self, target: str) -> None:
-        """Start the worker and import the function: its time is not the sample's."""
-        if self._process is not None and self._process.poll() is None:
-            return
-        self.close()
-        path = dict.fromkeys([os.getcwd(), *(entry or os.getcwd() for entry in sys.path)])
-        boot = _BOOT.format(path=list(path))
-        command = [sys.executable, "-c", boot]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._exchange((target, None), _START_S)
+    def _loaded(self, target: str) -> TrustedProcess:
+        """The worker, started and with the function imported: its time is not the sample's."""
+        worker = self._worker
+        if worker is None or worker.process.poll() is not None:
+            self.close()
+            worker = self._worker = TrustedProcess("executor.rewards.calls", os.getcwd())
+            self._exchange(worker, (target, None), START_S)
+        return worker
 
-    def _exchange(self, message: tuple[str, tuple[Any, ...] | None], timeout_s: float) -> Any:
-        process = self._process
-        assert process
-        assert process.stdin
-        assert process.stdout
+    def _exchange(
+        self, worker: TrustedProcess, message: tuple[str, tuple[Any, ...] | None], timeout_s: float
+    ) -> Any:
         try:
-            protocol.write_message(process.stdin, pickle.dumps(message))
-            reply = protocol.receive(process.stdout.fileno(), timeout_s, "the worker")
+            worker.send(message)
+            returned, value = worker.receive(timeout_s, "the worker")
         except TimeoutError:
             self.close()
             raise CallTimeout(f"no result within {timeout_s:g} s") from None
         except (OSError, EOFError):
             self.close()
             raise _Died("its process ended") from None
-        returned, value = pickle.loads(reply)
         if not returned:
             raise CallError(value)
         return value
@@ -104,10 +131,16 @@ def matches(pattern: str, text: str) -> bool:
     return re.search(pattern, text, re.DOTALL) is not None
 
 
-def serve() -> None:
-    """The worker: answer calls until stdin closes. What functions print goes to stderr."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+def served() -> tuple[BinaryIO, BinaryIO]:
+    """Requests and replies of the process that serves; what its functions print goes to stderr."""
+    pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    return pipes
+
+
+def serve() -> None:
+    """The worker: answer calls until stdin closes."""
+    requests, replies = served()
     while (request := protocol.read_message(requests)) is not None:
         target, args = pickle.loads(request)
         try:

@@ -34,16 +34,13 @@ def is_equal(response: str, answer: str) -> bool:
     # whole: outside a box only the last number of (x+1)^2 would count
     expected = answer if _WITH_UNIT.fullmatch(answer) else f"\\boxed{{{answer}}}"
     response = response[-LOOKED_AT:]
-    ours, theirs = _readings(expected), _readings(_last_box(response))
+    start = response.rfind(r"\boxed")
+    # from the last box on, numbers in it without spaces; without a box all of it
+    last = response if start < 0 else joined(response[start:])
+    ours, theirs = _readings(expected), _readings(last)
     if len(ours) == len(theirs) == 2:
         return _same(ours[0], theirs[0])
     return any(_same(first, second) for first in ours for second in theirs)
-
-
-def _last_box(response: str) -> str:
-    """From the last box on, numbers in it without spaces; without a box all of it."""
-    start = response.rfind(r"\boxed")
-    return response if start < 0 else joined(response[start:])
 
 
 def _readings(text: str) -> list[str]:

@@ -25,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -140,15 +141,15 @@ def _own_pids_work() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
+@dataclass(frozen=True, slots=True)
 class _Execution:
     """One program in one child, its tests in another."""
 
-    def __init__(
-        self, job: dict[str, Any], facts: dict[str, Any], ruleset: int | None, scratch: str, requests: Channel
-    ) -> None:
-        self.job, self.facts, self.ruleset, self.scratch = job, facts, ruleset, scratch
-        self.requests = requests
-        self.processes = int(job["processes"]) if facts["pids"] else 1
+    job: dict[str, Any]
+    facts: dict[str, Any]
+    ruleset: int | None
+    scratch: str
+    requests: Channel
 
     def outcome(self) -> dict[str, Any]:
         """Run it to its end or its limits; afterwards nothing of it is left."""
@@ -156,8 +157,10 @@ class _Execution:
         children, reads = self._started()
         stopped, texts = self._watch(children[-1], reads, start + self.job["wall_s"])
         report = _report(texts[2])
-        if report.get("status") == "gone":
-            _wait_briefly(children[0])  # its descriptors close before it has ended
+        if report.get("status") == "gone":  # its descriptors close before it has ended
+            end = os.pidfd_open(children[0])
+            select.select([end], [], [], _ENDING_S)
+            os.close(end)
         statuses = []
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
@@ -249,25 +252,22 @@ class _Execution:
         if pid:
             return pid
         try:
-            self._prepare(descriptors, own_pids)
+            os.setsid()
+            # first to numbers above all targets: dup2 must not overwrite a descriptor that is still needed
+            ruleset = None if self.ruleset is None else _above(self.ruleset)
+            high = [_above(descriptor) for descriptor in descriptors]
+            for target, source in enumerate(high):
+                os.dup2(source, target)
+            self._confine(ruleset, own_pids)
+            os.closerange(len(descriptors), 1024)
             work()
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(0)
 
-    def _prepare(self, descriptors: list[int], own_pids: bool) -> None:
-        os.setsid()
-        # first to numbers above all targets: dup2 must not overwrite a descriptor that is still needed
-        ruleset = None if self.ruleset is None else _above(self.ruleset)
-        high = [_above(descriptor) for descriptor in descriptors]
-        for target, source in enumerate(high):
-            os.dup2(source, target)
-        self._confine(ruleset, own_pids)
-        os.closerange(len(descriptors), 1024)
-
     def _confine(self, ruleset: int | None, own_pids: bool) -> None:
-        processes = self.processes if own_pids else 1
+        processes = int(self.job["processes"]) if own_pids else 1
         tasks = _TASKS if processes == 1 else processes
         memory = isolation.address_space(int(self.job["memory_bytes"]), processes) + self.facts["baseline"]
         isolation.drop_privileges(self.facts["uid"])
@@ -299,12 +299,6 @@ def _verdict(stopped: str, report: dict[str, str], statuses: list[int]) -> dict[
     if os.WIFSIGNALED(status):
         return {"status": "killed", "error": f"ended by {signal.Signals(os.WTERMSIG(status)).name}"}
     return {"status": "exited", "error": f"exit status {os.WEXITSTATUS(status)}"}
-
-
-def _wait_briefly(pid: int) -> None:
-    end = os.pidfd_open(pid)
-    select.select([end], [], [], _ENDING_S)
-    os.close(end)
 
 
 def _open_up(folder: str) -> None:

@@ -158,9 +158,7 @@ class RemoteJudge:
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refused(error) from None
-        except TimeoutError:
-            raise JudgeError(f"no reply within {timeout_s:g} s", timed_out=True) from None
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:  # a time-out is one
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 raise JudgeError(f"no reply within {timeout_s:g} s", timed_out=True) from None

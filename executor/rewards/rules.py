@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from executor.rewards.answers import digits_share, is_right
@@ -70,7 +71,9 @@ class Scorer:
         for rule in rules:
             _check(rule)
         self.rules = tuple(rules)
-        self.names = _names(rules)
+        kinds = [rule.kind for rule in rules]
+        counts = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
+        self.names = [k if n == 1 else f"{k}#{n}" for k, n in zip(kinds, counts, strict=True)]
         self._workers = workers or len(os.sched_getaffinity(0))
         coded = [rule for rule in rules if rule.kind == "code"]
         modules = sorted({name for rule in coded for name in rule.modules})
@@ -101,7 +104,12 @@ class Scorer:
         texts = [SampleText(*sample) for sample in samples]
         watched = zip(self.rules, self._watches, strict=True)
         columns = [list(column) for column in [self._column(*pair, texts) for pair in watched]]
-        return [self._scored(values) for values in zip(*columns, strict=True)]
+        scored = []
+        for values in zip(*columns, strict=True):
+            total = sum(rule.weight * value for rule, value in zip(self.rules, values, strict=True))
+            by_rule = {name: v for name, v in zip(self.names, values, strict=True) if math.isfinite(v)}
+            scored.append(Scored(total=total if math.isfinite(total) else None, by_rule=by_rule))
+        return scored
 
     def probe(self, samples: Sequence[Plain]) -> None:
         """Score samples before a run starts: a rule that can score none ends it, whatever `on_error` says.
@@ -111,15 +119,13 @@ class Scorer:
         """
         texts = [SampleText(*sample) for sample in samples]
         for rule, watch in zip(self.rules, self._watches, strict=True):
-            if rule.on_error == "stop" or not self._scores_any(rule, watch, texts):
-                list(self._column(self._variant(rule, "stop"), watch, texts))
+            dropping, stopping = self._variant(rule, "drop"), self._variant(rule, "stop")
+            if rule.on_error == "stop" or not any(map(math.isfinite, self._column(dropping, watch, texts))):
+                list(self._column(stopping, watch, texts))
 
     def taken(self) -> dict[str, RuleCounts]:
         """What happened to each rule since this was last called."""
         return {name: watch.taken() for name, watch in zip(self.names, self._watches, strict=True)}
-
-    def _scores_any(self, rule: RewardRule, watch: RuleWatch, samples: Sequence[SampleText]) -> bool:
-        return any(map(math.isfinite, self._column(self._variant(rule, "drop"), watch, samples)))
 
     def _variant(self, rule: RewardRule, on_error: OnError) -> RewardRule:
         """The rule with another answer to errors; its judge is the same."""
@@ -151,11 +157,6 @@ class Scorer:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _scored(self, values: Sequence[float]) -> Scored:
-        total = sum(rule.weight * value for rule, value in zip(self.rules, values, strict=True))
-        by_rule = {name: v for name, v in zip(self.names, values, strict=True) if math.isfinite(v)}
-        return Scored(total=total if math.isfinite(total) else None, by_rule=by_rule)
-
     def _column(self, rule: RewardRule, watch: RuleWatch, samples: Sequence[SampleText]) -> Iterable[float]:
         """One rule's value of every sample; those of workers are on their way."""
         match rule.kind:
@@ -172,10 +173,14 @@ class Scorer:
             case "code":
                 return self._each(samples, lambda i, s: self._code(rule, watch, i, s))
             case "function":
-                return self._each(samples, lambda i, s: self._function(rule, watch, i, s))
+                return self._each(
+                    samples, lambda i, s: _watched(rule, watch, s, partial(self._first_value, rule, i, s))
+                )
             case "judge":
                 judge, threads = self._judges[rule]
-                return threads.map(lambda s: self._judge(rule, watch, judge, s), samples)
+                return threads.map(
+                    lambda s: _watched(rule, watch, s, partial(_score_of, judge, rule, s)), samples
+                )
 
     def _each(
         self, samples: Sequence[SampleText], value: Callable[[int, SampleText], float]
@@ -186,36 +191,23 @@ class Scorer:
         self, rule: RewardRule, watch: RuleWatch, sample: SampleText, target: str, *args: Any
     ) -> float:
         """What a function of ours says of a response; 0 where the response makes it run past the limit."""
-        try:
-            with watch.sample(sample.prompt, dropped=False, number=sample.number) as tried:
-                return self._timed(tried, rule, target, *args)
-        except CallTimeout:
-            _log.warning("rule %s: %s ran past %g s: 0", rule.kind, target, rule.limit_s)
-            return 0.0
-
-    def _timed(self, tried: Tried, rule: RewardRule, target: str, *args: Any) -> float:
-        try:
-            value = float(self._call(target, rule.limit_s, *args))
-        except CallTimeout as error:
-            tried(error, timed_out=True)
-            raise
-        tried(None)
-        return value
+        with watch.sample(sample.prompt, dropped=False, number=sample.number) as tried:
+            try:
+                value = float(self._call(target, rule.limit_s, *args))
+            except CallTimeout as error:
+                tried(error, timed_out=True)
+                _log.warning("rule %s: %s ran past %g s: 0", rule.kind, target, rule.limit_s)
+                return 0.0
+            tried(None)
+            return value
 
     def _math(self, rule: RewardRule, watch: RuleWatch, sample: SampleText) -> float:
         if is_right(sample.response, sample.answer):
             return 1.0
         return self._judged(rule, watch, sample, _IS_EQUAL, sample.response, sample.answer)
 
-    def _function(self, rule: RewardRule, watch: RuleWatch, index: int, sample: SampleText) -> float:
-        """The user's value; where all tries fail what `on_error` says, NaN for a sample to be dropped."""
-        try:
-            with watch.sample(sample.prompt, dropped=rule.on_error == "drop", number=sample.number) as tried:
-                return self._first_value(rule, tried, index, sample)
-        except RlhfsimError as error:
-            return _instead(rule, error)
-
-    def _first_value(self, rule: RewardRule, tried: Tried, index: int, sample: SampleText) -> float:
+    def _first_value(self, rule: RewardRule, index: int, sample: SampleText, tried: Tried) -> float:
+        """The user's value."""
         for left in reversed(range(rule.tries)):
             try:
                 value = self._asked(rule, index, sample)
@@ -228,23 +220,6 @@ class Scorer:
                     raise
                 _log.warning("%s", error)
         raise AssertionError("the last try returns or raises")
-
-    def _judge(self, rule: RewardRule, watch: RuleWatch, judge: RemoteJudge, sample: SampleText) -> float:
-        """The remote judge's score; where it has none what `on_error` says."""
-        texts = {"prompt": sample.prompt, "response": sample.response, "answer": sample.answer}
-        try:
-            with watch.sample(sample.prompt, dropped=rule.on_error == "drop", number=sample.number) as tried:
-                try:
-                    return judge.score(texts, rule.limit_s, rule.tries - 1, tried)
-                except JudgeError as error:
-                    raise RlhfsimError(
-                        "reward-judge",
-                        f"the judge gave no score (prompt {sample.prompt[:60]!r}): {error}",
-                        help="see url, timeout_s and retries of the rule; "
-                        "on_error: drop or zero lets a run go on while others are scored",
-                    ) from None
-        except RlhfsimError as failed:
-            return _instead(rule, failed)
 
     def _asked(self, rule: RewardRule, index: int, sample: SampleText) -> float:
         assert rule.target, "checked at the start"
@@ -261,20 +236,17 @@ class Scorer:
         return value
 
     def _code(self, rule: RewardRule, watch: RuleWatch, index: int, sample: SampleText) -> float:
-        with watch.sample(sample.prompt, dropped=False, number=sample.number) as tried:
-            return self._tested(rule, tried, index, sample)
-
-    def _tested(self, rule: RewardRule, tried: Tried, index: int, sample: SampleText) -> float:
         assert self._sandbox, "made at the start"
-        for program, output in _programs(rule, index, sample):
-            outcome = self._sandbox.run(program)
-            tried(None, timed_out=outcome.status == "timeout")
-            if "rewards[].modules" in outcome.error and outcome.error not in self._refused:
-                self._refused.add(outcome.error)
-                _log.warning("a program fails: %s", outcome.error)
-            wrong = output is not None and outcome.output.split() != output.split()
-            if outcome.status != "passed" or wrong:
-                return 0.0
+        with watch.sample(sample.prompt, dropped=False, number=sample.number) as tried:
+            for program, output in _programs(rule, index, sample):
+                outcome = self._sandbox.run(program)
+                tried(None, timed_out=outcome.status == "timeout")
+                if "rewards[].modules" in outcome.error and outcome.error not in self._refused:
+                    self._refused.add(outcome.error)
+                    _log.warning("a program fails: %s", outcome.error)
+                wrong = output is not None and outcome.output.split() != output.split()
+                if outcome.status != "passed" or wrong:
+                    return 0.0
         return 1.0
 
     def _call(self, target: str, timeout_s: float, *args: Any) -> Any:
@@ -312,12 +284,32 @@ def _programs(rule: RewardRule, index: int, sample: SampleText) -> list[tuple[Co
     return [(replace(program, stdin=str(test["input"])), str(test["output"])) for test in tests]
 
 
-def _instead(rule: RewardRule, error: RlhfsimError) -> float:
-    """The value of a sample whose rule failed: 0, NaN for one to be dropped, or none."""
-    if rule.on_error == "stop":
-        raise error
-    _log.warning("%s", error)
-    return 0.0 if rule.on_error == "zero" else math.nan
+def _watched(
+    rule: RewardRule, watch: RuleWatch, sample: SampleText, value: Callable[[Tried], float]
+) -> float:
+    """A value; where all tries fail what `on_error` says: 0, NaN for a sample to be dropped, or none."""
+    try:
+        with watch.sample(sample.prompt, dropped=rule.on_error == "drop", number=sample.number) as tried:
+            return value(tried)
+    except RlhfsimError as error:
+        if rule.on_error == "stop":
+            raise
+        _log.warning("%s", error)
+        return 0.0 if rule.on_error == "zero" else math.nan
+
+
+def _score_of(judge: RemoteJudge, rule: RewardRule, sample: SampleText, tried: Tried) -> float:
+    """The remote judge's score."""
+    texts = {"prompt": sample.prompt, "response": sample.response, "answer": sample.answer}
+    try:
+        return judge.score(texts, rule.limit_s, rule.tries - 1, tried)
+    except JudgeError as error:
+        raise RlhfsimError(
+            "reward-judge",
+            f"the judge gave no score (prompt {sample.prompt[:60]!r}): {error}",
+            help="see url, timeout_s and retries of the rule; "
+            "on_error: drop or zero lets a run go on while others are scored",
+        ) from None
 
 
 def _check(rule: RewardRule) -> None:
@@ -341,12 +333,6 @@ def _check(rule: RewardRule) -> None:
             f"target {rule.target!r} does not name a function",
             help="write module:function, importable in the run's environment",
         )
-
-
-def _names(rules: Sequence[RewardRule]) -> list[str]:
-    kinds = [rule.kind for rule in rules]
-    counts = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
-    return [k if n == 1 else f"{k}#{n}" for k, n in zip(kinds, counts, strict=True)]
 
 
 def _failed(code: str, target: str, index: int, sample: SampleText, reason: str) -> RlhfsimError:

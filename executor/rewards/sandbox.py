@@ -25,10 +25,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from executor.frozen import frozen
 from executor.rewards import isolation, protocol
 from rlhfsim.errors import RlhfsimError
 
@@ -55,7 +56,7 @@ Status = Literal["passed", "failed", "error", "exited", "timeout", "memory", "ou
 """failed: a test; error: the code itself; exited: ended before its tests; output: wrote too much."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CodeRun:
     """One execution."""
 
@@ -76,7 +77,7 @@ class CodeRun:
     """More than 1 lets it start others, where pid namespaces can be had."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CodeOutcome:
     """How an execution ended."""
 
@@ -187,7 +188,7 @@ def _impossible(reason: str) -> RlhfsimError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Modules:
     """What programs may import beyond the standard library."""
 
@@ -267,8 +268,20 @@ class ConfinedWorker:
         if self.mode == "bubblewrap" and shutil.which("bwrap") is None:
             raise _impossible("bwrap is not installed")
         self._scratch = tempfile.mkdtemp(prefix="rlhfsim-sandbox-", dir=_scratch_parent(self.mode))
+        python, root = (
+            str(getattr(sys, "_base_executable", sys.executable)),
+            Path(__file__).resolve().parents[2],
+        )
+        # a user id of this worker alone (as root), so that its task count is its own
+        uid = _FIRST_UID + secrets.randbelow(_NUM_UIDS)
+        settings = {"mode": self.mode, "scratch": self._scratch, "uid": uid} | asdict(self.modules)
+        around = self.mode == "bubblewrap"
+        boot = _BOOT.format(root=_INSIDE if around else str(root))
+        command = [os.path.realpath(python), "-I", "-S", "-c", boot, json.dumps(settings)]
+        if around:
+            command = [*_bubblewrap(root, self._scratch, self.modules.places), *command]
         self._process = subprocess.Popen(
-            _command(self.mode, self._scratch, self.modules),
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -315,17 +328,6 @@ def _too_weak(facts: Mapping[str, Any]) -> str:
     if not (facts["pids"] or facts["seccomp"]):
         return "processes can neither be counted nor refused"
     return ""
-
-
-def _command(mode: Mode, scratch: str, modules: Modules) -> list[str]:
-    python = str(getattr(sys, "_base_executable", sys.executable))
-    root = Path(__file__).resolve().parents[2]
-    # a user id of this worker alone (as root), so that its task count is its own
-    uid = _FIRST_UID + secrets.randbelow(_NUM_UIDS)
-    argument = json.dumps({"mode": mode, "scratch": scratch, "uid": uid} | asdict(modules))
-    shown = _INSIDE if mode == "bubblewrap" else str(root)
-    start = [os.path.realpath(python), "-I", "-S", "-c", _BOOT.format(root=shown), argument]
-    return [*_bubblewrap(root, scratch, modules.places), *start] if mode == "bubblewrap" else start
 
 
 def _bubblewrap(root: Path, scratch: str, places: Sequence[str]) -> list[str]:

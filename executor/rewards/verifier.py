@@ -58,6 +58,25 @@ class MessageLink(Protocol):
         """The next of the program."""
 
 
+def _does(operation: str) -> Any:
+    """A method that asks the program for an operation on its object."""
+
+    def method(self: Remote, *args: Any, **named: Any) -> Any:
+        return self._remote_program.ask(operation, (self, *args), named)
+
+    return method
+
+
+def _gives(operation: str, kind: type) -> Any:
+    """A method whose answer is data of this very type."""
+    ask = _does(operation)
+
+    def method(self: Remote) -> Any:
+        return self._remote_program.checked(lambda value: exact(value, kind), ask(self))
+
+    return method
+
+
 class Remote:
     """An object of the program."""
 
@@ -67,54 +86,27 @@ class Remote:
         object.__setattr__(self, "_remote_program", program)
         object.__setattr__(self, "_remote_number", number)
 
-    def _remote_do(self, operation: str, *args: Any, **named: Any) -> Any:
-        return self._remote_program.ask(operation, (self, *args), named)
-
-    def _remote_data(self, operation: str, kind: type) -> Any:
-        return self._remote_program.checked(lambda value: exact(value, kind), self._remote_do(operation))
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        """Its result."""
-        return self._remote_do("call", *args, **named)
+    __call__ = _does("call")
+    __setattr__ = _does("set")
+    __getitem__ = _does("item")
+    __setitem__ = _does("setitem")
+    __delitem__ = _does("delitem")
+    __next__ = _does("next")
+    __neg__ = _does("neg")
+    __enter__ = _does("enter")
+    __len__ = _gives("len", int)
+    __bool__ = _gives("bool", bool)
+    __repr__ = _gives("repr", str)
+    __str__ = _gives("str", str)
 
     def __getattr__(self, name: str) -> Any:
         if name in _MARKS or (name.startswith(("__", "_remote_")) and name not in _ATTRIBUTES):
             raise AttributeError(name)
-        return self._remote_do("get", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._remote_do("set", name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._remote_do("item", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._remote_do("setitem", key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._remote_do("delitem", key)
+        return self._remote_program.ask("get", (self, name), {})
 
     def __iter__(self) -> Iterator[Any]:
-        found = self._remote_do("iter")
+        found = self._remote_program.ask("iter", (self,), {})
         return found if isinstance(found, Remote) else iter(found)
-
-    def __next__(self) -> Any:
-        return self._remote_do("next")
-
-    def __len__(self) -> int:
-        return self._remote_data("len", int)  # type: ignore[no-any-return]
-
-    def __bool__(self) -> bool:
-        return self._remote_data("bool", bool)  # type: ignore[no-any-return]
-
-    def __repr__(self) -> str:
-        return self._remote_data("repr", str)  # type: ignore[no-any-return]
-
-    def __str__(self) -> str:
-        return self._remote_data("str", str)  # type: ignore[no-any-return]
-
-    def __neg__(self) -> Any:
-        return self._remote_do("neg")
 
     def __contains__(self, value: Any) -> bool:
         return any(item is value or item == value for item in self)
@@ -123,23 +115,21 @@ class Remote:
         return int(self._remote_number)
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._remote_do("eq", other)) if isinstance(other, Remote) else False
+        return bool(_does("eq")(self, other)) if isinstance(other, Remote) else False
 
     def __ne__(self, other: object) -> bool:
-        return bool(self._remote_do("ne", other)) if isinstance(other, Remote) else True
+        return bool(_does("ne")(self, other)) if isinstance(other, Remote) else True
 
     def __instancecheck__(self, other: object) -> bool:
         return isinstance(other, Remote) and bool(self._remote_program.ask("isinstance", (other, self), {}))
 
-    def __enter__(self) -> Any:
-        return self._remote_do("enter")
-
     def __exit__(self, *error: object) -> None:
-        self._remote_do("exit")
+        self._remote_program.ask("exit", (self,), {})
 
 
 def _between(operation: str) -> Any:
     """A method for two objects of the program; with data it is refused."""
+    ask = _does(operation)
 
     def method(self: Remote, other: object) -> Any:
         if not isinstance(other, Remote):
@@ -147,7 +137,7 @@ def _between(operation: str) -> Any:
                 f"{operation} of an object of the program and {type(other).__name__}: the program would "
                 f"decide; test its attributes or its text"
             )
-        return self._remote_do(operation, other)
+        return ask(self, other)
 
     return method
 
@@ -195,7 +185,10 @@ class PipedProgram:
                 case ["value", value, after, str(printed)]:
                     self._print(printed, captured)
                     if operation == "call" and value is None and type(after) is list:
-                        self._renew(args, after)
+                        if len(after) != len(args):
+                            self._break(f"{len(after)} arguments in place of {len(args)}")
+                        for before, data in zip(args, after, strict=True):  # as it left them
+                            renew(before, self._decoded(data))
                     return self._decoded(value)
                 case ["error", [int() | None as number, str(name), str(base)], list(values), str(printed)]:
                     self._print(printed, captured)
@@ -237,13 +230,6 @@ class PipedProgram:
     def _print(self, text: str, captured: bool) -> None:
         if captured:
             sys.stdout.write(text)
-
-    def _renew(self, args: tuple[Any, ...], after: list[Any]) -> None:
-        """The arguments of a function as it left them."""
-        if len(after) != len(args):
-            self._break(f"{len(after)} arguments in place of {len(args)}")
-        for before, data in zip(args, after, strict=True):
-            renew(before, self._decoded(data))
 
     def _called(self, number: int, args: list[Any], named: Any) -> list[Any]:
         """What one of the tests' functions says to the program."""

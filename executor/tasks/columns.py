@@ -11,12 +11,12 @@ et al. 2022, arXiv 2204.05862).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from executor.settings import Answers, Data
+from executor.frozen import frozen
+from executor.settings import Answers, Data, Say
 from executor.tasks.prompts import Preference, Problem
 from executor.tasks.rows import BadRow, Row
 from executor.tasks.text import Message, Prompt
@@ -43,6 +43,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "label_column": ("label", "is_desirable"),
 }
 """Setting -> names that such a column has in public data sets, the most usual first."""
+SIDES = ("chosen", "rejected")
 IMAGES = ("image", "images", "video", "videos", "audio")
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
@@ -52,7 +53,7 @@ _UNANSWERED = "the conversation does not end with a turn of the assistant"
 TRUE, FALSE = ("true", "yes", "desirable", "good"), ("false", "no", "undesirable", "bad", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProblemColumns:
     """Where a row has what a problem needs."""
 
@@ -99,11 +100,10 @@ class ProblemColumns:
         match self.preference:
             case "none":
                 return {}
+            case "pairs" if "prompt_column" not in self.used:
+                return {side: self._whole(values, side)[1] for side in SIDES}
             case "pairs":
-                return {
-                    side: self._side(values.get(self.used[f"{side}_column"]), side)
-                    for side in ("chosen", "rejected")
-                }
+                return {side: _answered(values, self.used[f"{side}_column"]) for side in SIDES}
         if answer is None:
             raise BadRow(_UNANSWERED)
         if self.preference == "responses":
@@ -112,35 +112,24 @@ class ProblemColumns:
         label = 1.0 if _is_true(values.get(column), column) else -1.0
         return {"response": answer, "label": label}
 
-    def _side(self, value: Any, side: str) -> str:
-        """An answer of a pair."""
+    def _whole(self, values: Row, side: str) -> tuple[Prompt, str]:
+        """What a whole conversation of a pair begins with, and its last turn."""
         column = self.used[f"{side}_column"]
+        value = values.get(column)
         if isinstance(value, list):
-            return _ended(value, column)[1]
-        if "prompt_column" in self.used:
-            return _plain(value, column)
-        answer = _ended_text(value, column)[1]
-        return answer.strip() if self.chat else answer
-
-    def _pair(self, values: Row) -> Prompt:
-        """What both whole conversations of a pair begin with."""
-        begins: list[Prompt] = []
-        for setting in ("chosen_column", "rejected_column"):
-            value, column = values.get(self.used[setting]), self.used[setting]
-            if isinstance(value, list):
-                begins.append(self._conversation(_ended(value, column)[0], column))
-            else:
-                text = _ended_text(value, column)[0]
-                begins.append(_spoken(text, column) if self.chat else text)
-        if begins[0] != begins[1]:
-            raise BadRow("the conversations of the pair differ before their last turn")
-        return begins[0]
+            turns, answer = _ended(value, column)
+            return self._conversation(turns, column), answer
+        text, answer = _ended_text(value, column)
+        return (_spoken(text, column), answer.strip()) if self.chat else (text, answer)
 
     def _prompt(self, values: Row) -> tuple[Prompt, str | None]:
         """The prompt, and the response that a conversation ends with."""
         column = self.used.get("prompt_column")
         if column is None:  # pairs of whole conversations
-            return self._pair(values), None
+            begin, other = (self._whole(values, side)[0] for side in SIDES)
+            if begin != other:
+                raise BadRow("the conversations of the pair differ before their last turn")
+            return begin, None
         value = values.get(column)
         if not isinstance(value, list):
             text = _plain(value, column)
@@ -159,7 +148,7 @@ class ProblemColumns:
 
 
 def columns_of(
-    data: Data, preference: Preference, first: Row, *, answers: Answers, say: Callable[[str], None]
+    data: Data, preference: Preference, first: Row, *, answers: Answers, say: Say
 ) -> ProblemColumns:
     """The columns by the settings and the first row; guesses are said. `answers`: of rule rewards.
 
@@ -210,9 +199,7 @@ def _shown(text: str) -> str:
     return text.encode("unicode_escape").decode()
 
 
-def _column(
-    data: Data, setting: str, first: Row, taken: Iterable[str], say: Callable[[str], None]
-) -> str | None:
+def _column(data: Data, setting: str, first: Row, taken: Iterable[str], say: Say) -> str | None:
     """The column of a setting; None: there is none."""
     wanted, usual = getattr(data, setting), USUAL[setting][0]
     if wanted is not None:
@@ -280,6 +267,12 @@ def _ended(value: Any, column: str) -> tuple[tuple[Message, ...], str]:
     if turns[-1]["role"] != "assistant":
         raise BadRow(f"the conversation in column {column!r} does not end with a turn of the assistant")
     return turns[:-1], turns[-1]["content"]
+
+
+def _answered(values: Row, column: str) -> str:
+    """An answer of a pair that has a prompt of its own."""
+    value = values.get(column)
+    return _ended(value, column)[1] if isinstance(value, list) else _plain(value, column)
 
 
 def _ended_text(value: Any, column: str) -> tuple[str, str]:

@@ -12,17 +12,18 @@ out where there are enough, or the share `data.held_out`, chosen by hash: no epo
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date, timedelta
 from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.settings import Answers, Data
+from executor.settings import Answers, Data, Say
 from executor.tasks.columns import columns_of
 from executor.tasks.formats import open_rows
 from executor.tasks.prompts import Preference, Problem
@@ -30,7 +31,6 @@ from executor.tasks.rows import BadRow, Row, Rows
 from executor.tasks.text import Prompt
 from rlhfsim.errors import Place, RlhfsimError
 
-Say = Callable[[str], None]
 HELD_OUT_SHARE = 0.1
 CHUNK = 1_000
 """Rows that are looked at together."""
@@ -62,8 +62,9 @@ class FileSource:
         self._columns = columns_of(data, preference, self._first(), answers=answers, say=say)
         self._digest = hashlib.blake2b(digest_size=16)
         self._usable, hashes = self._looked_at(say)
-        share = HELD_OUT_SHARE if data.held_out is None else data.held_out
-        self._training, self._held_out = _split(hashes, share)
+        share, prompts = HELD_OUT_SHARE if data.held_out is None else data.held_out, np.unique(hashes)
+        out = np.isin(hashes, prompts[: int(len(prompts) * share + 1e-9)])  # equal prompts fall on one side
+        self._training, self._held_out = np.flatnonzero(~out), np.flatnonzero(out)
         self._orders: dict[int, NDArray[np.int64]] = {}
 
     def _first(self) -> Row:
@@ -84,7 +85,9 @@ class FileSource:
         hashes: list[int] = []
         reasons: Counter[str] = Counter()
         first, told = -1, time.monotonic()
-        for number, row in enumerate(_all(self._rows)):
+        starts = range(0, len(self._rows), CHUNK)
+        rows = itertools.chain.from_iterable(self._rows.read(start, start + CHUNK) for start in starts)
+        for number, row in enumerate(rows):
             try:
                 if isinstance(row, BadRow):
                     raise row
@@ -101,12 +104,11 @@ class FileSource:
                 told = time.monotonic()
                 say(f"reading the data: {100 * number // len(self._rows)} %")
         if reasons:
-            total, text = (
-                sum(reasons.values()),
-                "; ".join(f"{n:,} {why}" for why, n in reasons.most_common(SHOWN)),
+            text = "; ".join(f"{n:,} {why}" for why, n in reasons.most_common(SHOWN))
+            say(
+                f"data: {reasons.total():,} of {len(self._rows):,} rows are dropped, "
+                f"the first at {self._rows.place(first)}: {text}"
             )
-            where = self._rows.place(first)
-            say(f"data: {total:,} of {len(self._rows):,} rows are dropped, the first at {where}: {text}")
         if not usable:
             raise _refused(BadRow(reasons.most_common(1)[0][0]), self._rows, first)
         return np.array(usable, np.int64), np.array(hashes, np.uint64)
@@ -189,11 +191,6 @@ class FileSource:
         return self._columns.problem(row)
 
 
-def _all(rows: Rows) -> Iterator[Row | BadRow]:
-    for start in range(0, len(rows), CHUNK):
-        yield from rows.read(start, start + CHUNK)
-
-
 def _stable(value: object) -> str:
     """A value that JSON does not know, the same in every process."""
     return str(value) if isinstance(value, bytes | date | timedelta | Decimal) else type(value).__name__
@@ -206,13 +203,6 @@ def _hash(prompt: Prompt) -> int:
     """Eight bytes of it."""
     text = prompt if isinstance(prompt, str) else str(list(prompt))
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
-
-
-def _split(hashes: NDArray[np.uint64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to train on and rows held out; equal prompts fall on one side."""
-    ranked = np.unique(hashes)
-    out = np.isin(hashes, ranked[: int(len(ranked) * share + 1e-9)])
-    return np.flatnonzero(~out), np.flatnonzero(out)
 
 
 def _refused(bad: BadRow, rows: Rows, number: int) -> RlhfsimError:

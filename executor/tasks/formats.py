@@ -27,6 +27,7 @@ from executor.tasks.rows import (
     Shards,
     bounded_lines,
     states_of,
+    unreadable,
 )
 from rlhfsim.errors import Place, RlhfsimError
 
@@ -60,7 +61,7 @@ def open_rows(data: Data) -> Rows:
     if not path.exists() and _FUNCTION.fullmatch(data.path):
         rows: Rows = _returned(data.path)
     elif not path.exists() and hub.is_name(data.path):
-        rows = RowTable(hub.load(data), Place(file=data.path))
+        rows = RowTable(hub.load(data), data.path)
     elif path.is_dir():
         rows = _folder(path, data)
     else:
@@ -103,19 +104,17 @@ def _files(paths: Sequence[Path], named: Path) -> Rows:
                 help="data.path names a file or folder on the machine that runs the driver, or OWNER/NAME on "
                 "the hub",
             )
-    endings = {_ending(path) for path in paths}
-    ending = next(iter(endings))
-    if len(endings) > 1 or ending not in ENDINGS:
-        raise RlhfsimError(
-            "data-format",
-            f"{named.name} is of no kind that is read ({', '.join(sorted(endings))})",
-            place=Place(file=str(named)),
-            help=f"known endings: {', '.join(ENDINGS)}, one kind in a folder; of text also with {GZIP}",
+    ending, *others = endings = sorted({_ending(path) for path in paths})
+    if others or ending not in ENDINGS:
+        raise unreadable(
+            named,
+            f"{named.name} is of no kind that is read ({', '.join(endings)})",
+            f"known endings: {', '.join(ENDINGS)}, one kind in a folder; of text also with {GZIP}",
         )
     with tempfile.TemporaryDirectory(prefix="rlhfsim-data-") as folder:
         plain = [_unpacked(path, Path(folder, str(number))) for number, path in enumerate(paths)]
         if ending not in JSON_ENDINGS:
-            return RowTable(_arrow(plain, ending, paths[0]), Place(file=str(named)), states_of(paths))
+            return RowTable(_arrow(plain, ending, paths[0]), str(named), states_of(paths))
         parts: list[Rows] = [
             JsonArray(text, path) if _is_array(text) else JsonLines(text, path)
             for text, path in zip(plain, paths, strict=True)
@@ -145,22 +144,16 @@ def _unpacked(path: Path, folder: Path) -> Path:
             limit = max(MAX_UNPACKED_BYTES, MAX_RATIO * path.stat().st_size)
             while part := packed.read(BUFFER):
                 if plain.tell() + len(part) > limit:
-                    raise _packs_too_much(path, limit)
+                    raise unreadable(
+                        path,
+                        f"unpacks to more than {limit / 2**20:,.0f} MiB, over {MAX_RATIO} times its size: "
+                        "no text does",
+                        "unpack it yourself, look at it, and name the unpacked file",
+                    )
                 plain.write(part)
     except (OSError, EOFError, zlib.error) as error:
-        raise RlhfsimError(
-            "data-format", f"cannot be read as gzip: {error}", place=Place(file=str(path))
-        ) from None
+        raise unreadable(path, f"cannot be read as gzip: {error}") from None
     return target
-
-
-def _packs_too_much(path: Path, limit: int) -> RlhfsimError:
-    return RlhfsimError(
-        "data-format",
-        f"unpacks to more than {limit / 2**20:,.0f} MiB, over {MAX_RATIO} times its size: no text does",
-        place=Place(file=str(path)),
-        help="unpack it yourself, look at it, and name the unpacked file",
-    )
 
 
 def _folder(path: Path, data: Data) -> Rows:
@@ -168,27 +161,28 @@ def _folder(path: Path, data: Data) -> Rows:
     if (path / SAVED).is_file() or (path / SAVED_SPLITS).is_file():
         import datasets
 
-        library, place = cast(Any, datasets), Place(file=str(path))
+        library = cast(Any, datasets)
         try:
             saved = library.load_from_disk(str(path))
         except (OSError, ValueError, library.exceptions.DatasetsError) as error:
-            raise RlhfsimError(
-                "data-format", f"cannot be read as a saved dataset: {error}", place=place
-            ) from None
-        if isinstance(saved, Mapping) and data.split not in saved:
-            raise RlhfsimError(
-                "data-split", f"no split {data.split!r}", place=place, help=f"data.split: {', '.join(saved)}"
-            )
-        table = saved[data.split] if isinstance(saved, Mapping) else saved
-        return RowTable(table, place, states_of([path / SAVED, path / SAVED_SPLITS]))
+            raise unreadable(path, f"cannot be read as a saved dataset: {error}") from None
+        if isinstance(saved, Mapping):
+            if data.split not in saved:
+                raise RlhfsimError(
+                    "data-split",
+                    f"no split {data.split!r}",
+                    place=Place(file=str(path)),
+                    help=f"data.split: {', '.join(saved)}",
+                )
+            saved = saved[data.split]
+        return RowTable(saved, str(path), states_of([path / SAVED, path / SAVED_SPLITS]))
     inside = sorted(p for p in (*path.glob("*"), *path.glob("data/*")) if _ending(p) in ENDINGS)
     chosen = [p for p in inside if p.name.startswith(data.split)] or inside
     if not chosen:
-        raise RlhfsimError(
-            "data-format",
+        raise unreadable(
+            path,
             f"{path} holds no data files",
-            place=Place(file=str(path)),
-            help=f"known endings: {', '.join(ENDINGS)}; or a folder of datasets' save_to_disk",
+            f"known endings: {', '.join(ENDINGS)}; or a folder of datasets' save_to_disk",
         )
     return _files(chosen, path)
 
@@ -204,7 +198,7 @@ def _arrow(paths: Sequence[Path], ending: str, named: Path) -> Any:
     """Parquet or CSV as a `datasets.Dataset`, in a folder that goes with it: a kept one could be stale."""
     import datasets
 
-    library, names = cast(Any, datasets), [str(path) for path in paths]
+    library = cast(Any, datasets)
     was_enabled = library.is_progress_bar_enabled()
     library.disable_progress_bars()
     folder = tempfile.TemporaryDirectory(prefix="rlhfsim-data-")
@@ -212,16 +206,22 @@ def _arrow(paths: Sequence[Path], ending: str, named: Path) -> Any:
         if ending in PARQUET_ENDINGS:
             table = library.Dataset.from_file(_streamed(paths, Path(folder.name)))
         else:
+            separator = "\t" if ending == ".tsv" else ","
+            with paths[0].open("rb") as file:
+                lines = (line.decode("utf-8-sig") for line in bounded_lines(file, named))
+                header = next(csv.reader(lines, delimiter=separator))
+            # every cell is the text that stands there: 007 and NA are no numbers
             table = library.Dataset.from_csv(
-                names, cache_dir=folder.name, **_texts(library, paths[0], ending, named)
+                [str(path) for path in paths],
+                cache_dir=folder.name,
+                features=library.Features({name: library.Value("string") for name in header}),
+                sep=separator,
+                keep_default_na=False,
+                encoding="utf-8-sig",
             )
     except (library.exceptions.DatasetsError, csv.Error, ValueError, OSError, StopIteration) as error:
-        raise RlhfsimError(
-            "data-format",
-            f"cannot be read as {'Parquet' if ending in PARQUET_ENDINGS else 'CSV'}: "
-            f"{error.__cause__ or error}",
-            place=Place(file=str(named)),
-        ) from None
+        kind = "Parquet" if ending in PARQUET_ENDINGS else "CSV"
+        raise unreadable(named, f"cannot be read as {kind}: {error.__cause__ or error}") from None
     finally:
         if was_enabled:
             library.enable_progress_bars()
@@ -241,18 +241,3 @@ def _streamed(paths: Sequence[Path], folder: Path) -> str:
             for batch in file.iter_batches(batch_size=CHUNK):
                 stream.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
     return str(target)
-
-
-def _texts(library: Any, path: Path, ending: str, named: Path) -> dict[str, Any]:
-    """How CSV is read so that every cell is the text that stands there: 007 and NA are no numbers."""
-    separator = "\t" if ending == ".tsv" else ","
-    with path.open("rb") as file:
-        lines = (line.decode("utf-8-sig") for line in bounded_lines(file, named))
-        header = next(csv.reader(lines, delimiter=separator))
-    text = {name: library.Value("string") for name in header}
-    return {
-        "features": library.Features(text),
-        "sep": separator,
-        "keep_default_na": False,
-        "encoding": "utf-8-sig",
-    }

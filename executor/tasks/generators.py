@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import itertools
 import string
-from dataclasses import dataclass
 
 import numpy as np
 
+from executor.frozen import frozen
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@frozen
 class DrawnProblem:
     """A problem as text."""
 
@@ -74,7 +75,9 @@ def logic(rng: np.random.Generator, difficulty: int) -> DrawnProblem:
 
 def _order(rng: np.random.Generator, statements: int) -> DrawnProblem:
     names = [str(name) for name in rng.permutation(list(string.ascii_lowercase))[: statements + 1]]
-    chain = [_comparison(rng, high, low) for high, low in itertools.pairwise(names)]
+    chain = [
+        f"{high}>{low}" if rng.integers(2) else f"{low}<{high}" for high, low in itertools.pairwise(names)
+    ]
     rng.shuffle(chain)
     high, low = sorted(int(place) for place in rng.choice(len(names), size=2, replace=False))
     larger = bool(rng.integers(2))
@@ -84,11 +87,7 @@ def _order(rng: np.random.Generator, statements: int) -> DrawnProblem:
     return DrawnProblem(prompt=prompt, answer=answer, wrong=wrong, key=prompt)
 
 
-def _comparison(rng: np.random.Generator, high: str, low: str) -> str:
-    return f"{high}>{low}" if rng.integers(2) else f"{low}<{high}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Claim:
     """What a person says: two literals (person, negated) joined by `and` or `or`."""
 

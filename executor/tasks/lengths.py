@@ -11,13 +11,12 @@ import contextlib
 import hashlib
 import io
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.settings import Data
+from executor.frozen import frozen
+from executor.settings import Data, Say
 from executor.tasks.files import FileSource
 from executor.tasks.text import ByteText, Text
 from rlhfsim.cache import PRIVATE, Cache
@@ -31,11 +30,10 @@ KEPT = 10_000
 TOLD_S = 5.0
 """Between two words on how far it is."""
 
-Say = Callable[[str], None]
 Lengths = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PromptLengths:
     """What a data file asks of the engines."""
 

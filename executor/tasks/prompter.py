@@ -80,7 +80,8 @@ class TaskPrompter:
         self, number: int, problem: Problem, prompt: Tokens, temperature: float
     ) -> GenerationRequest:
         self._open[number] = (problem, prompt)
-        seed, task = _seed(self.seed, number), None
+        stream, task = np.random.SeedSequence([self.seed, number]), None  # of its own for every request
+        seed = int(stream.generate_state(1)[0]) % SEED_MODULUS
         if self.environment is not None:
             task = Task(prompt=problem.prompt, answer=problem.answer, meta=problem.meta, seed=seed)
         return GenerationRequest(
@@ -153,28 +154,23 @@ class TaskPrompter:
             sides = [("response", float(problem.meta.get("label", 1.0)))]
             if self.workload.paired:
                 sides = [("chosen", 1.0), ("rejected", -1.0)]
-            for i, (name, label) in enumerate(sides):
-                samples.append(self._labelled(len(sides) * group + i, group, problem, name, label))
+            for number, (name, label) in enumerate(sides, len(sides) * group):
+                if name not in problem.meta:
+                    raise RlhfsimError(
+                        "no-preferences",
+                        f"{self.workload.algorithm} needs {name!r} of every example, the data has none",
+                        help="name the columns in data: answer_column, chosen_column, rejected_column, "
+                        "label_column",
+                    )
+                samples.append(
+                    Sample(
+                        id=number,
+                        group=group,
+                        prompt=self._encoded(problem),
+                        response=self.text.encode_response(str(problem.meta[name]))[: self.max_tokens],
+                        label=label,
+                        answer=problem.answer,
+                        meta=dict(problem.meta),
+                    )
+                )
         return samples
-
-    def _labelled(self, number: int, group: int, problem: Problem, name: str, label: float) -> Sample:
-        if name not in problem.meta:
-            raise RlhfsimError(
-                "no-preferences",
-                f"{self.workload.algorithm} needs {name!r} of every example, the data has none",
-                help="name the columns in data: answer_column, chosen_column, rejected_column, label_column",
-            )
-        return Sample(
-            id=number,
-            group=group,
-            prompt=self._encoded(problem),
-            response=self.text.encode_response(str(problem.meta[name]))[: self.max_tokens],
-            label=label,
-            answer=problem.answer,
-            meta=dict(problem.meta),
-        )
-
-
-def _seed(seed: int, number: int) -> int:
-    """A stream of its own for every request."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) % SEED_MODULUS

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from executor.frozen import frozen
 from executor.tasks import generators
 from executor.tasks.text import Prompt
 from rlhfsim.errors import RlhfsimError
@@ -29,7 +30,7 @@ LEAST_SHARE = 0.01
 """Share of generated problems on either side: the others are drawn and thrown away."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Problem:
     """What the model is asked and what a rule reward compares the response with."""
 
@@ -61,7 +62,7 @@ GENERATORS: Mapping[str, Callable[[np.random.Generator, int], generators.DrawnPr
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Generated:
     """An endless stream of a task's problems; the hash of a problem's key decides training or held-out."""
 

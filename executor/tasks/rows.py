@@ -32,6 +32,11 @@ class BadRow(ValueError):
         self.code = code
 
 
+def unreadable(file: Path | str, what: str, help: str | None = None, line: int | None = None) -> RlhfsimError:
+    """The error of data of which nothing can be read."""
+    return RlhfsimError("data-format", what, place=Place(file=str(file), line=line), help=help)
+
+
 class Rows(Protocol):
     """Random access to the rows of a data set."""
 
@@ -58,11 +63,11 @@ def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
     while line := file.readline(MAX_LINE_BYTES):
         number += 1
         if len(line) == MAX_LINE_BYTES:
-            raise RlhfsimError(
-                "data-format",
+            raise unreadable(
+                path,
                 f"line {number:,} is longer than {MAX_LINE_BYTES // 2**20} MiB: not text with a row a line",
-                place=Place(file=str(path), line=number),
-                help="write one row a line, or give the data as Parquet",
+                "write one row a line, or give the data as Parquet",
+                number,
             )
         yield line
 
@@ -110,7 +115,16 @@ class JsonLines:
     def read(self, start: int, end: int) -> Iterator[Row | BadRow]:
         """Objects of the lines."""
         for row in range(start, min(end, len(self))):
-            yield _object(self._line(row))
+            line = self._line(row)
+            try:
+                value = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                why = f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line"
+                yield BadRow(why, "data-encoding")
+            except (ValueError, RecursionError) as error:
+                yield BadRow(f"not a JSON object: {error}", "data-line")
+            else:
+                yield _checked(value, b"\\u" in line)
 
     def place(self, row: int) -> Place:
         """File and line."""
@@ -120,16 +134,6 @@ class JsonLines:
     def identity(self) -> tuple[object, ...]:
         """Name, size and time of the file."""
         return states_of([self._path]) if self._identity is None else self._identity
-
-
-def _object(line: bytes) -> Row | BadRow:
-    try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return BadRow(f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line", "data-encoding")
-    except (ValueError, RecursionError) as error:
-        return BadRow(f"not a JSON object: {error}", "data-line")
-    return _checked(value, b"\\u" in line)
 
 
 def _checked(value: Any, escaped: bool) -> Row | BadRow:
@@ -156,18 +160,15 @@ class JsonArray:
         """
         self._path = named or path
         if path.stat().st_size > MAX_ARRAY_BYTES:
-            raise RlhfsimError(
-                "data-format",
+            raise unreadable(
+                self._path,
                 f"a JSON array of more than {MAX_ARRAY_BYTES // 2**30} GiB, which would be read whole",
-                place=Place(file=str(self._path)),
-                help="write one object a line (.jsonl), or give the data as Parquet",
+                "write one object a line (.jsonl), or give the data as Parquet",
             )
         try:
             self._values: list[Any] = json.loads(path.read_bytes().decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            raise RlhfsimError(
-                "data-format", f"cannot be read as JSON: {error}", place=Place(file=str(self._path))
-            ) from None
+            raise unreadable(self._path, f"cannot be read as JSON: {error}") from None
 
     def __len__(self) -> int:
         """Its length."""
@@ -190,10 +191,10 @@ class JsonArray:
 class RowTable:
     """Rows in the Arrow format, mapped from a file."""
 
-    def __init__(self, table: Any, place: Place, identity: tuple[object, ...] = ()) -> None:
+    def __init__(self, table: Any, name: str, identity: tuple[object, ...] = ()) -> None:
         """`table`: a `datasets.Dataset`; without `identity` its own fingerprint."""
-        self._table, self._place = table, place
-        self._identity = identity or (place.file, str(table._fingerprint))
+        self._table, self._name = table, name
+        self._identity = identity or (name, str(table._fingerprint))
 
     def __len__(self) -> int:
         """Its length."""
@@ -208,18 +209,17 @@ class RowTable:
         try:
             columns = self._table[start:end]
         except UnicodeDecodeError as error:
-            raise RlhfsimError(
-                "data-format",
+            raise unreadable(
+                self._name,
                 f"a text in rows {start + 1} to {min(end, len(self))} is not UTF-8: {error.reason}",
-                place=Place(file=str(self._place.file)),
-                help="write the file again; text is UTF-8 in it",
+                "write the file again; text is UTF-8 in it",
             ) from error
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
 
     def place(self, row: int) -> Place:
         """Name and row."""
-        return Place(file=f"{self._place.file} (row {row + 1})")
+        return Place(file=f"{self._name} (row {row + 1})")
 
     def identity(self) -> tuple[object, ...]:
         """Identity of the files it was read from."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from executor.settings import Answers, Data
+from executor.settings import Answers, Data, Say
 from executor.tasks.files import FileSource
 from executor.tasks.prompts import HELD_OUT_SHARE, LEAST_SHARE, Generated, Preference, ProblemSource
 from rlhfsim.errors import RlhfsimError
@@ -24,7 +24,7 @@ def open_source(
     *,
     answers: Answers = "required",
     training: bool = True,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> ProblemSource:
     """Where problems come from, with what the algorithm needs of each. `answers`, `say`: see `FileSource`.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from executor.frozen import frozen
 from executor.samples import Tokens
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import convert, parse_json, read_text
@@ -26,7 +26,7 @@ TOKENIZER, CONFIGS = "tokenizer.json", ("generation_config.json", "config.json")
 STOPS = "eos_token_id"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StopKeys:
     """What is read of a generation config."""
 
@@ -36,6 +36,23 @@ class StopKeys:
 def shown(prompt: Prompt) -> str:
     """As a text: of a conversation its contents, a turn a line."""
     return prompt if isinstance(prompt, str) else "\n".join(turn["content"] for turn in prompt)
+
+
+def tokenizer_of(folder: str | Path) -> Path:
+    """The file of a model's tokenizer.
+
+    Raises:
+        RlhfsimError: the folder has none.
+    """
+    path = Path(folder) / TOKENIZER
+    if not path.is_file():
+        raise RlhfsimError(
+            "no-tokenizer",
+            f"{str(folder)!r} has no {TOKENIZER}",
+            help="save a fast tokenizer beside the weights: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
+        )
+    return path
 
 
 class Text:
@@ -49,14 +66,7 @@ class Text:
         """
         from tokenizers import Tokenizer
 
-        path = Path(folder) / TOKENIZER
-        if not path.is_file():
-            raise RlhfsimError(
-                "no-tokenizer",
-                f"{str(folder)!r} has no {TOKENIZER}",
-                help="save a fast tokenizer beside the weights: "
-                "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
-            )
+        path = tokenizer_of(folder)
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -104,7 +114,15 @@ class Text:
         With a chat template: as the template has it between an answer and the next, a text being a turn of
         the user. The end of the answer is left out where it was sampled.
         """
-        shown = text if self._chat is None else _between(self._chat, _turns(text))
+        shown = text
+        if self._chat is not None:
+            turns = [
+                {"role": "user", "content": ""},
+                {"role": "assistant", "content": _ANSWER},
+                *_turns(text),
+            ]
+            whole = self._chat.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            shown = str(whole).partition(_ANSWER)[2]
         ids = self._tokenizer.encode(shown, add_special_tokens=False).ids
         return np.asarray(ids[1:] if self._chat is not None and ids[:1] == [last] else ids, np.int64)
 
@@ -130,13 +148,6 @@ def _chat(folder: Path) -> Any:
             "or save the tokenizer of an instruct model beside the weights",
         )
     return tokenizer
-
-
-def _between(chat: Any, turns: Sequence[Message]) -> str:
-    """What the template puts behind an answer that `turns` follow."""
-    asked = [{"role": "user", "content": ""}, {"role": "assistant", "content": _ANSWER}, *turns]
-    shown = chat.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-    return str(shown).partition(_ANSWER)[2]
 
 
 def _turns(prompt: Prompt) -> Sequence[Message]:

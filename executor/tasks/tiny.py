@@ -2,7 +2,7 @@
 
 A model is a folder with config.json, model.safetensors and tokenizer.json, as Hugging Face and vLLM load
 them. `config` writes config.json alone, without torch, for the planner. Weights are random:
-`executor.tasks.sft` teaches them a task. What it is not: a model of language; upper-case letters are unknown
+`lab.warm_up` teaches them a task. What it is not: a model of language; upper-case letters are unknown
 to its tokenizer.
 """
 

@@ -222,7 +222,7 @@ def start_of(name: str, seed: int, folder: Path) -> tuple[Path, dict[str, float]
 
 def warm_up(base: Path, model: Path, task: Any, until: float) -> int:
     """Supervised steps in rounds, until so many of some training problems are answered right; how many."""
-    from executor.tasks import sft
+    from lab import warm_up as sft
 
     probe = task.batch(PROBE_FROM, PROBES)
     for number in range(MOST_ROUNDS):

@@ -9,6 +9,7 @@ over the fitted half of the public cases alone; the interval is where the likeli
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,10 @@ from scipy.optimize import brentq, minimize_scalar
 from lab.scoreboard.rows import rows_of
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.memory.ledger import Ledger
+from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.oom_settings import FITTED, HELD_OUT, half
-from rlhfsim.validation.kinds.oom import OUTCOME, judged_ledgers
+from rlhfsim.validation.kinds.oom import OUTCOME, excluded, memory_of
+from rlhfsim.validation.outcome import Skip
 
 BOUNDS = (0.05, 1.0)
 SUREST = 1e-6
@@ -35,8 +38,11 @@ class Case(NamedTuple):
 def cases() -> dict[str, list[Case]]:
     """The cases of both halves."""
     found: dict[str, list[Case]] = {FITTED: [], HELD_OUT: []}
-    for row, memory in judged_ledgers(rows_of("oom_cases")):
-        found[half(row)].append(Case(memory, OUTCOME[row.text("kind") or ""] > 0))
+    for row in rows_of("oom_cases"):
+        if excluded(row) is None:
+            with suppress(Skip):
+                memory = memory_of(row, apply("oom", row)[0])
+                found[half(row)].append(Case(memory, OUTCOME[row.text("kind") or ""] > 0))
     return found
 
 

@@ -86,7 +86,7 @@ def _sections(kinds: Sequence[str]) -> list[str]:
 
 def predicted(section: str) -> list[Outcome]:
     """Outcomes of the published rows of one section, with those that its fits give without their publisher."""
-    rows = rows_of(SECTIONS[section].table)
+    rows = rows_of(SECTIONS[section])
     unseen = _unseen(section, rows)
     outcomes = [_with_blind(o, unseen.get((o.kind, o.file, o.line))) for o in marked(section, rows)]
     return outcomes + (transfer.outcomes(rows, outcomes) if section == "rlhf" else [])
@@ -95,7 +95,7 @@ def predicted(section: str) -> list[Outcome]:
 def marked(section: str, rows: Sequence[Row]) -> list[Outcome]:
     """Outcomes of published rows, those of rows that fitted a constant with part `fit`."""
     where = {(row.file, row.line): row for row in rows}
-    outcomes = run(SECTIONS[section], rows)
+    outcomes = run(section, rows)
     outcomes = [replace(o, part=part_of(o.kind, where[o.file, o.line])) for o in outcomes]
     return throughput_peer.beside(outcomes) if section == "inference" else outcomes
 
@@ -109,7 +109,7 @@ def _unseen(section: str, rows: Sequence[Row]) -> dict[tuple[str, str, int], Out
     return {
         (o.kind, o.file, o.line): o
         for name, group in groups.items()
-        for o in run(SECTIONS[section], group, without(name))
+        for o in run(section, group, without(name))
     }
 
 

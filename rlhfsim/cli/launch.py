@@ -274,7 +274,7 @@ def check_described(
         )
     checked = check(plan, settings, cluster)
     peaks = memory_peaks(plan.placement, plan.workload, cluster_of(plan))
-    return Told(launch_view.described_page(checked.cluster, checked.lines, peaks))
+    return Told(launch_view.described_page(checked["cluster"], checked, peaks))
 
 
 def described_cluster(text: str) -> Cluster:

@@ -78,7 +78,7 @@ def _rows(paths: Sequence[Path], aside: Display) -> list[measured.Row]:
     rows = [row for path in files for row in measured.read_csv(path)]
     for note in measured.notes(rows):
         aside.print(f"note: {note}", style="dim")
-    tables = {section.table for section in SECTIONS.values()}
+    tables = set(SECTIONS.values())
     for file, table in sorted({(r.file, r.table) for r in rows if r.table not in tables}):
         aside.print(f"note: {file}: nothing is scored here from table {table}", style="dim")
     scored = [row for row in rows if row.table in tables]

@@ -7,28 +7,20 @@ one must say so in its `match`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from rlhfsim.errors import Place, RlhfsimError, unknown_name
-from rlhfsim.specs.loading import Source, parse_yaml
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.specs.loading import parse_yaml
 from rlhfsim.validation.rows import Row
-from rlhfsim.validation.schemas import TABLES
+from rlhfsim.validation.tables import SECTIONS
 
-TABLE_OF = {
-    "training": "training",
-    "memory": "memory",
-    "oom": "oom_cases",
-    "decode": "inference",
-    "inference": "inference",
-    "rlhf": "rlhf",
-    "weight_sync": "weight_sync",
-}
+FILE = "assumptions.yaml"
+TABLE_OF = {**SECTIONS, "decode": "inference"}
 """Sections of assumptions.yaml and the table whose columns they name."""
-_KEYS = {"id", "match", "set", "source"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +38,7 @@ class Assumption:
 
     def matches(self, row: Row) -> bool:
         """Whether every column of `match` holds one of its values."""
-        return all(_accepts(row.text(c) or "", accepted) for c, accepted in self.match.items())
+        return all(_accepts(row.words(c), accepted) for c, accepted in self.match.items())
 
 
 def _accepts(cell: str, accepted: tuple[str, ...]) -> bool:
@@ -73,79 +65,42 @@ def apply(
             if row.text(column) is not None:
                 continue
             if cells.get(column, value) != value:
-                raise _conflict(kind, row, column, owner[column], entry.id)
+                raise RlhfsimError(
+                    "conflicting-assumptions",
+                    f"{owner[column]} and {entry.id} of {kind} fill {column} with different values",
+                    place=Place(file=row.file, line=row.line),
+                    help="narrow the match of one of them",
+                )
             cells[column], owner[column] = value, owner.get(column, entry.id)
     shown = tuple(f"{column}={value} ({owner[column]})" for column, value in cells.items())
     return (row.filled(cells) if cells else row), shown
 
 
-def _conflict(kind: str, row: Row, column: str, first: str, second: str) -> RlhfsimError:
-    return RlhfsimError(
-        "conflicting-assumptions",
-        f"{first} and {second} of {kind} fill {column} with different values",
-        place=Place(file=row.file, line=row.line),
-        help="narrow the match of one of them",
-    )
-
-
 @cache
 def shipped() -> Mapping[str, tuple[Assumption, ...]]:
     """The entries that come with the package, by section."""
-    path = resources.files("rlhfsim.validation") / "assumptions.yaml"
-    return parse(path.read_text(encoding="utf-8"), "assumptions.yaml")
+    return parse(shipped_text())
 
 
-def parse(text: str, name: str) -> Mapping[str, tuple[Assumption, ...]]:
-    """The entries of an assumptions file, by section.
-
-    Raises:
-        RlhfsimError: unknown section, key or column, a missing source, or an id that is given twice.
-    """
-    source = parse_yaml(text, name)
-    if not isinstance(source.data, dict):
-        raise RlhfsimError("not-a-mapping", "the file must map kinds to lists", place=source.place())
-    for kind in source.data.keys() - TABLE_OF.keys():
-        raise unknown_name("kind", str(kind), TABLE_OF, place=source.place((kind,)))
-    return {kind: _section(kind, source.data.get(kind) or [], source) for kind in TABLE_OF}
+def shipped_text() -> str:
+    """The file of the entries that come with the package."""
+    path = resources.files("rlhfsim.validation") / FILE
+    return path.read_text(encoding="utf-8")
 
 
-def _section(kind: str, data: Sequence[Any], source: Source) -> tuple[Assumption, ...]:
-    entries = tuple(_entry(kind, entry, source, (kind, i)) for i, entry in enumerate(data))
-    ids = [entry.id for entry in entries]
-    for i, name in enumerate(ids):
-        if name in ids[:i]:
-            raise RlhfsimError(
-                "duplicate-assumption",
-                f"{kind} has two entries {name!r}",
-                place=source.place((kind, i)),
-                help="give each its own id",
-            )
-    return entries
+def parse(text: str) -> Mapping[str, tuple[Assumption, ...]]:
+    """The entries of an assumptions file by section; `lab.scoreboard.assumed` checks that they are some."""
+    data = parse_yaml(text, FILE).data
+    return {kind: tuple(map(_entry, data.get(kind) or ())) for kind in TABLE_OF}
 
 
-def _entry(kind: str, data: Any, source: Source, path: tuple[str | int, ...]) -> Assumption:
-    if not isinstance(data, dict) or data.keys() != _KEYS or not str(data["source"] or "").strip():
-        raise _bad("an entry needs exactly id, match, set and source", source, path)
-    table = TABLES[TABLE_OF[kind]]
-    for part in ("match", "set"):
-        if not isinstance(data[part], dict) or (part == "set" and not data[part]):
-            raise _bad(f"{part} must map columns to values", source, path)
-        for column in sorted(map(str, data[part].keys() - table.columns)):
-            raise unknown_name("column", column, table.columns, place=source.place(path))
+def _entry(data: Mapping[str, Any]) -> Assumption:
     return Assumption(
         id=str(data["id"]),
-        match={column: _accepted(value) for column, value in data["match"].items()},
+        match={c: tuple(map(_cell, v if isinstance(v, list) else [v])) for c, v in data["match"].items()},
         set={column: _cell(value) for column, value in data["set"].items()},
         source=str(data["source"]),
     )
-
-
-def _bad(message: str, source: Source, path: tuple[str | int, ...]) -> RlhfsimError:
-    return RlhfsimError("bad-assumption", message, place=source.place(path), help="see docs/validation.md")
-
-
-def _accepted(value: Any) -> tuple[str, ...]:
-    return tuple(_cell(one) for one in value) if isinstance(value, list) else (_cell(value),)
 
 
 def _cell(value: Any) -> str:

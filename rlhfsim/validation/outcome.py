@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost
@@ -15,6 +15,7 @@ from rlhfsim.validation.rows import Row
 ZERO = "a measured 0 is no measurement"
 """Why a row is skipped whose result is 0: its error is not defined, and unknown cells stay blank."""
 
+T = TypeVar("T")
 Change = Callable[[Profile, str | None], Profile]
 """A hardware profile, and the framework that runs on it, to the same profile with other coefficients."""
 
@@ -35,6 +36,17 @@ class Skip(RlhfsimError):
 
     def __init__(self, reason: str) -> None:
         super().__init__("row-skipped", reason)
+
+
+def needed(value: T | None, reason: str) -> T:
+    """The value of a cell that decides the prediction.
+
+    Raises:
+        Skip: it is blank, for this reason.
+    """
+    if value is None:
+        raise Skip(reason)
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,9 @@
-"""Rows of the measurement tables: read, checked, and handed out with typed getters."""
+"""Rows of the measurement tables: read, checked, and handed out with typed getters.
+
+A table is recognised by its signature (the columns no other table has together, in `columns.yaml`); further
+documented columns may be left out of a user's file and then read as blank. A number is checked when the file
+is read: finite, and not negative unless the schema says it may be.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from importlib import resources
 from pathlib import Path
+
+import yaml
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import read_bytes
 from rlhfsim.units import MIB
-from rlhfsim.validation.schemas import TABLES, TableSchema
 
 MAX_BYTES = int(64 * MIB)
 """A larger file is refused before it is parsed."""
@@ -27,11 +34,50 @@ _NOT_FINITE = frozenset({"nan", "inf", "infinity", "-inf", "+inf", "-infinity", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableSchema:
+    """Columns of one measurement table."""
+
+    name: str
+    """File name in `lab/scoreboard/data`, without `.csv`."""
+    signature: tuple[str, ...]
+    """Columns that must be there and that tell the table from the others."""
+    text: frozenset[str]
+    """Columns of words."""
+    numeric: frozenset[str]
+    """Columns of numbers; a cell such as `37-40` is kept and makes only its own row unusable."""
+    signed: frozenset[str]
+    """Numeric columns that may be negative (a difference of two readings)."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Every documented column."""
+        return self.text | self.numeric
+
+
+def _tables() -> dict[str, TableSchema]:
+    text = (resources.files("rlhfsim.validation") / "columns.yaml").read_text(encoding="utf-8")
+    return {
+        name: TableSchema(
+            name=name,
+            signature=tuple(columns["signature"].split()),
+            text=frozenset(columns["text"].split()),
+            numeric=frozenset(columns["numeric"].split()),
+            signed=frozenset(columns.get("signed", "").split()),
+        )
+        for name, columns in yaml.safe_load(text).items()
+    }
+
+
+TABLES = _tables()
+"""In the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One line of a measurement table; a blank cell is None, never zero."""
 
     table: str
-    """Name of its schema, as in `schemas.TABLES`."""
+    """Name of its schema, as in `TABLES`."""
     file: str
     """File as the user gave it, or the name of the shipped one."""
     line: int
@@ -45,6 +91,15 @@ class Row:
         assert known, f"{self.table} has no column {column}"
         return self.values.get(column) or None
 
+    def words(self, column: str) -> str:
+        """The words in `column`, empty when it is blank."""
+        return self.text(column) or ""
+
+    @property
+    def framework(self) -> str:
+        """Framework and release that the row names; empty when it names none."""
+        return self.words("framework")
+
     def number(self, column: str) -> float | None:
         """The number in `column`, or None when it is blank.
 
@@ -54,7 +109,15 @@ class Row:
         cell = self.text(column)
         if cell is None:
             return None
-        value = _number(cell, column, self._place(column))
+        finite = cell.lower() not in _NOT_FINITE
+        value = float(cell) if finite and _NUMBER.fullmatch(cell) else math.nan
+        if not math.isfinite(value):
+            raise RlhfsimError(
+                "not-a-number",
+                f"{column} is not {'a number' if finite else 'finite'}: {cell!r}",
+                place=self._place(column),
+                help="write one plain number, or leave it blank",
+            )
         if value < 0 and column not in TABLES[self.table].signed:
             raise RlhfsimError(
                 "negative-number",
@@ -128,9 +191,22 @@ def read_csv(path: Path | str) -> list[Row]:
 
 def parse_csv(data: bytes, name: str) -> list[Row]:
     """The rows of a table given as bytes; see `read_csv`."""
-    records = _records(_decoded(data, name), name)
+    if b"\0" in data:
+        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+        raise _malformed("NUL byte", name, line, "the file is not a text table or is damaged")
+    try:
+        records = _records(data.decode("utf-8-sig"), name)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _malformed("not UTF-8", name, line, "save the table as UTF-8") from error
     line, header = next(records, (1, []))
-    columns = _header(header, name)
+    columns = [cell.strip() for cell in header]
+    if not columns:
+        raise _malformed("the file is empty", name, 1, "give a header and at least one row")
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice or "" in columns:
+        message = f"column {twice[0]!r} is given twice" if twice else "a column has no name"
+        raise _malformed(message, name, 1, "give every column its own name")
     table = recognise(columns, name)
     rows: list[Row] = []
     for line, cells in records:
@@ -184,17 +260,6 @@ def _near(column: str, table: TableSchema) -> str:
     return f" (did you mean {close[0]})" if close else ""
 
 
-def _decoded(data: bytes, name: str) -> str:
-    if b"\0" in data:
-        line = data.count(b"\n", 0, data.index(b"\0")) + 1
-        raise _malformed("NUL byte", name, line, "the file is not a text table or is damaged")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise _malformed("not UTF-8", name, line, "save the table as UTF-8") from error
-
-
 def _records(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
     """Records that are not empty, each with the line on which it starts."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -212,17 +277,6 @@ def _records(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
             yield line, cells
 
 
-def _header(cells: list[str], name: str) -> list[str]:
-    columns = [cell.strip() for cell in cells]
-    if not columns:
-        raise _malformed("the file is empty", name, 1, "give a header and at least one row")
-    twice = sorted({column for column in columns if columns.count(column) > 1})
-    if twice or "" in columns:
-        message = f"column {twice[0]!r} is given twice" if twice else "a column has no name"
-        raise _malformed(message, name, 1, "give every column its own name")
-    return columns
-
-
 def _unreadable(row: Row) -> Iterator[str]:
     """What `number` says of cells that it cannot give; ranges and remarks speak for themselves."""
     for column in sorted(TABLES[row.table].numeric & row.values.keys()):
@@ -233,20 +287,6 @@ def _unreadable(row: Row) -> Iterator[str]:
             row.number(column)
         except RlhfsimError as error:
             yield f"{row.file}:{row.line}: {error.message}; what needs it is skipped"
-
-
-def _number(cell: str, column: str, place: Place) -> float:
-    finite = cell.lower() not in _NOT_FINITE
-    value = float(cell) if finite and _NUMBER.fullmatch(cell) else math.nan
-    if not math.isfinite(value):
-        rule = "a number" if finite else "finite"
-        raise RlhfsimError(
-            "not-a-number",
-            f"{column} is not {rule}: {cell!r}",
-            place=place,
-            help="write one plain number, or leave it blank",
-        )
-    return value
 
 
 def _malformed(message: str, name: str, line: int, help: str) -> RlhfsimError:

@@ -24,13 +24,15 @@ SCHEMA = "rlhfsim.validate/1"
 REFERENCE = "aiconfigurator"
 """Another planner, whose prediction of some published rows is in their `Outcome.detail`."""
 WORST_ROWS = 5
+RECORDED = ("file", "line", "label", "source", "measured", "predicted", "error", "unit")
+"""What is said of a single row."""
 
 
 def collect(rows: Sequence[Row]) -> list[Outcome]:
     """Outcomes of a user's rows."""
     by_table = statistics.grouped(rows, lambda row: row.table)
-    sections = [section for section in SECTIONS.values() if section.table in by_table]
-    return with_intervals([o for section in sections for o in run(section, by_table[section.table])])
+    found = {section: by_table[table] for section, table in SECTIONS.items() if table in by_table}
+    return with_intervals([o for section, of in found.items() for o in run(section, of)])
 
 
 def board(outcomes: Iterable[Outcome]) -> dict[str, Any]:
@@ -99,7 +101,10 @@ def kind_figures(kind: str, rows: list[Outcome]) -> dict[str, Any]:
         **order_figures(rows),
     }
     if kind == "oom":
-        for name, key in (("frameworks", _framework), ("halves", _half)):
+        for name, key in (
+            ("frameworks", lambda o: str(o.detail.get("framework", o.source))),
+            ("halves", lambda o: str(o.detail.get("half", FITTED))),
+        ):
             groups = statistics.grouped(rows, key)
             figures[name] = {group: figures_of(kind, groups[group]) for group in sorted(groups)}
         return figures
@@ -121,14 +126,6 @@ def order_figures(rows: list[Outcome]) -> dict[str, Any]:
     }
 
 
-def _framework(outcome: Outcome) -> str:
-    return str(outcome.detail.get("framework", outcome.source))
-
-
-def _half(outcome: Outcome) -> str:
-    return str(outcome.detail.get("half", FITTED))
-
-
 def source_figures(rows: list[Outcome]) -> dict[str, Any]:
     """Figures of one publication over all kinds but verdicts, which are rates."""
     times = [o for o in rows if o.kind != "oom"]
@@ -138,16 +135,7 @@ def source_figures(rows: list[Outcome]) -> dict[str, Any]:
 
 def row_record(outcome: Outcome) -> dict[str, Any]:
     """One row with its prediction."""
-    return {
-        "file": outcome.file,
-        "line": outcome.line,
-        "label": outcome.label,
-        "source": outcome.source,
-        "measured": outcome.measured,
-        "predicted": outcome.predicted,
-        "error": outcome.error,
-        "unit": outcome.unit,
-    }
+    return {name: getattr(outcome, name) for name in RECORDED}
 
 
 def dumps(figures: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from rlhfsim.errors import RlhfsimError
@@ -16,41 +15,29 @@ PER_ROW = (RlhfsimError, AssertionError, ArithmeticError, LookupError, ValueErro
 Predict = Callable[[list[Row]], list[Outcome]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowKind:
-    """One module of predictions; it may score several kinds (`memory.weights`, ...)."""
-
-    name: str
-    """First word of its kinds, and its module, with `outcomes(rows) -> list[Outcome]`."""
-    table: str
-    """Table that it reads."""
-    title: str
-    """What is predicted, for people."""
-
-
-SECTIONS: dict[str, RowKind] = {
-    section.name: section
-    for section in (
-        RowKind(name="training", table="training", title="training step time"),
-        RowKind(name="memory", table="memory", title="memory: weights, KV cache, training peak"),
-        RowKind(name="inference", table="inference", title="serving throughput"),
-        RowKind(name="rlhf", table="rlhf", title="RLHF step and phase time"),
-        RowKind(name="weight_sync", table="weight_sync", title="weight sync time"),
-        RowKind(name="oom", table="oom_cases", title="out-of-memory verdict"),
-    )
+SECTIONS = {
+    "training": "training",
+    "memory": "memory",
+    "inference": "inference",
+    "rlhf": "rlhf",
+    "weight_sync": "weight_sync",
+    "oom": "oom_cases",
 }
+"""First word of the kinds that a module predicts, with `outcomes(rows) -> list[Outcome]`, and the table that
+it reads: optimizer steps; weights, KV cache and peaks; serving throughput; steps and phases of RLHF; weight
+syncs; verdicts."""
 ORDER = ("training", "memory", "decode", *list(SECTIONS)[2:])
 """Sections in the order in which figures are shown; rows of `decode` are not in a table."""
 
 
-def run(section: RowKind, rows: Sequence[Row], change: Change = unchanged) -> list[Outcome]:
+def run(section: str, rows: Sequence[Row], change: Change = unchanged) -> list[Outcome]:
     """The outcomes of a section, predicted with other coefficients where `change` says so.
 
     A row whose cells cannot be read (a range where a number is needed) is skipped with that
     reason; it does not stop the others. Neither does a bug of ours: the row says `internal error`,
     and a test keeps the published rows free of it.
     """
-    module = importlib.import_module(f"rlhfsim.validation.kinds.{section.name}")
+    module = importlib.import_module(f"rlhfsim.validation.kinds.{section}")
     predict: Predict = module.outcomes if change is unchanged else partial(module.outcomes, change=change)
     try:
         return predict(list(rows))
@@ -58,7 +45,7 @@ def run(section: RowKind, rows: Sequence[Row], change: Change = unchanged) -> li
         return [outcome for row in rows for outcome in _alone(predict, row, section)]
 
 
-def _alone(predict: Predict, row: Row, section: RowKind) -> Iterable[Outcome]:
+def _alone(predict: Predict, row: Row, section: str) -> Iterable[Outcome]:
     try:
         return predict([row])
     except PER_ROW as error:
@@ -69,11 +56,6 @@ def _alone(predict: Predict, row: Row, section: RowKind) -> Iterable[Outcome]:
         label = row.values.get("model") or row.values.get("actor_model") or ""
         return [
             Outcome(
-                kind=section.name,
-                file=row.file,
-                line=row.line,
-                source=row.source,
-                label=label,
-                skipped=reason,
+                kind=section, file=row.file, line=row.line, source=row.source, label=label, skipped=reason
             )
         ]

@@ -176,7 +176,7 @@ def test_fsdp2_roles_say_what_they_are_given_in_the_run_folder_and_in_the_dry_ru
     assert (config["weights"], config["gradients"]) == ("fp32", "fp32")
     assert config["recompute"] == (actor.recompute == "full")
     assert bool(config["offload"]) == (actor.offload_params == "cpu")
-    shown = dry_run.check(given, Settings(), cluster_of(given), lambda *_: None).lines["actor by FSDP2"]
+    shown = dry_run.check(given, Settings(), cluster_of(given), lambda *_: None)["actor by FSDP2"]
     assert all(f"{name} {json.dumps(value)}" in shown for name, value in config.items())
 
 

@@ -74,7 +74,7 @@ def refused(every: Sequence[tuple[int, Plan]]) -> list[str]:
             checked = dry_run.check(plan, Settings(), cluster_of(plan), ask)
             if ask == judge.answer:
                 memory_peaks(plan.placement, plan.workload, cluster_of(plan))
-            assert checked.lines["refusals"] == "none"
+            assert checked["refusals"] == "none"
         except RlhfsimError as error:
             layouts = {role: placed.layout.label for role, placed in plan.placement.roles.items()}
             return f"question {seed}, {plan.architecture} {layouts}: {error.code}: {error.message}"
@@ -117,7 +117,7 @@ def test_what_design_allows_launches_with_every_training_backend(backend: Backen
         assert (chosen is None) == (lacks is not None), switches
         if chosen is not None:
             checked = dry_run.check(chosen, Settings(), cluster_of(chosen), lambda *_: None)
-            assert checked.lines["refusals"] == "none"
+            assert checked["refusals"] == "none"
 
 
 @pytest.mark.slow

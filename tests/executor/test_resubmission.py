@@ -63,7 +63,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
             source="measured", rlhfsim_version="0", plan_hash="", steps=max(1, len(rows) - first), spans=()
         )
         write_trace(run.files.trace, trace)
-        return Ended(trace=trace, rows=tuple(rows), first_step=first, evaluations={})
+        return Ended(trace=trace, rows=tuple(rows), evaluations={})
 
     monkeypatch.setattr(RestartLoop, "until_the_end", until_the_end)
     return stop

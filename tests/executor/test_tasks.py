@@ -594,17 +594,17 @@ def test_a_tiny_model_is_made_saved_and_loaded(family: tiny.Family, tmp_path: Pa
 def test_a_warm_up_leaves_room_to_climb(tmp_path: Path) -> None:
     import torch
 
-    from executor.tasks import sft
+    from lab.warm_up import greedy_accuracy, warm_up
 
     torch.set_num_threads(1)
     task = Generated(task="arithmetic")
     base = tiny.build(tmp_path / "base")
-    losses = sft.warm_up(base, tmp_path / "warm", task, steps=65)
+    losses = warm_up(base, tmp_path / "warm", task, steps=65)
     assert losses[0] > 3.5
     assert losses[-1] < 1.0
     problems = task.batch(10**6, 200)
-    assert sft.greedy_accuracy(base, problems) < 0.05
-    assert 0.2 < sft.greedy_accuracy(tmp_path / "warm", problems) < 0.7
+    assert greedy_accuracy(base, problems) < 0.05
+    assert 0.2 < greedy_accuracy(tmp_path / "warm", problems) < 0.7
 
 
 def test_puzzles_that_differ_in_the_order_of_literals_fall_on_one_side_of_the_split() -> None:

@@ -16,8 +16,9 @@ import yaml
 
 from executor.coordination.sample_log import read
 from executor.settings import Data, Settings, Tracking
-from executor.tasks import sft, tiny
+from executor.tasks import tiny
 from executor.tasks.prompts import Problem
+from lab.warm_up import warm_up
 from rlhfsim.specs.loading import convert, parse_yaml
 from rlhfsim.trace import read_trace
 
@@ -59,7 +60,7 @@ def warm(folder: Path, said: Mapping[str, str]) -> Path:
     spelled = (base / "tokenizer.json").read_text()
     assert '"}"' in spelled
     (base / "tokenizer.json").write_text(spelled.replace('"}"', '"`"'))
-    losses = sft.warm_up(base, folder / "warm", Demonstrations(said), 60, batch=6, lr=3e-3)
+    losses = warm_up(base, folder / "warm", Demonstrations(said), 60, batch=6, lr=3e-3)
     assert losses[-1] < 0.1, "it knows its call by heart"
     return folder / "warm"
 

@@ -29,11 +29,9 @@ LOADERS = {
 NAMES = {"load", "loads", "load_all", "full_load", "unsafe_load", "Unpickler", "open", "read_pickle"}
 OWN_CHILD = "the other end is a child of this process, over its own pipe, with the user's own code"
 REASONS = {
-    "executor/rewards/calls.py: pickle.loads(reply)": OWN_CHILD,
+    "executor/rewards/calls.py: pickle.loads(protocol.receive(self.replies.fileno(), timeout_s, who))": OWN_CHILD,
     "executor/rewards/calls.py: pickle.loads(request)": "of the parent, over the pipe that it opened",
     "executor/environments/process.py: pickle.loads(body)": OWN_CHILD,
-    "executor/environments/process.py: pickle.loads(protocol.receive(self._process.stdout.fileno(), START_S, "
-    "'environments'))": OWN_CHILD,
     "executor/environments/server.py: pickle.loads(body)": "of the parent, over the pipe that it opened",
     "executor/environments/server.py: pickle.loads(protocol.read_message(requests) or b'')": "likewise",
     "lab/fuzz/__main__.py: pickle.load(file)": OWN_CHILD,

@@ -167,7 +167,7 @@ def test_a_row_that_cannot_be_read_is_skipped_and_does_not_stop_the_others(
     monkeypatch.setattr(importlib, "import_module", lambda name: module)
     header = b"model,gpus,gpu_type,seq_len,framework\n"
     table = parse_csv(header + b"m,8,H100,1,f\nm,8-16,H100,1,f\n", "t.csv")
-    found = kinds.run(kinds.SECTIONS["training"], table)
+    found = kinds.run("training", table)
     assert [o.skipped is None for o in found] == [True, False]
     assert "gpus is not a number" in str(found[1].skipped)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.scoreboard.assumed import check
 from lab.scoreboard.rows import rows_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.validation import assumptions
@@ -16,7 +17,8 @@ def row(cells: bytes = b"m,8,H100,4096,NeMo 1.0,,,s") -> Row:
 
 def parsed(*entries: str) -> dict[str, tuple[assumptions.Assumption, ...]]:
     text = "training:\n" + "".join(f"  - {{{entry}}}\n" for entry in entries)
-    return dict(assumptions.parse(text, "a.yaml"))
+    check(text, "a.yaml")
+    return dict(assumptions.parse(text))
 
 
 def test_a_prefix_and_a_list_match_and_only_blanks_are_filled() -> None:
@@ -74,7 +76,11 @@ def test_an_id_that_stands_twice_is_refused() -> None:
 
 def test_an_unknown_section_is_refused() -> None:
     with pytest.raises(RlhfsimError, match="trainning"):
-        assumptions.parse("trainning: []\n", "a.yaml")
+        check("trainning: []\n", "a.yaml")
+
+
+def test_the_shipped_file_holds_entries() -> None:
+    check(assumptions.shipped_text(), "assumptions.yaml")
 
 
 def test_the_shipped_entries_never_conflict_on_the_shipped_rows() -> None:

@@ -7,8 +7,7 @@ import pytest
 from lab.scoreboard.rows import rows_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.validation import rows
-from rlhfsim.validation.rows import missing, parse_csv, publication, read_csv
-from rlhfsim.validation.schemas import TABLES
+from rlhfsim.validation.rows import TABLES, missing, parse_csv, publication, read_csv
 
 HEADER = b"model,gpus,gpu_type,seq_len,framework,tp,source\n"
 

@@ -29,7 +29,7 @@ from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.validation.cases.memory_trainers import Trainer, trainer
 from rlhfsim.validation.cases.training import recomputed
-from rlhfsim.validation.outcome import Skip
+from rlhfsim.validation.outcome import Skip, needed
 from rlhfsim.validation.rows import Row, zero_stage
 
 MOONLIGHT_MOMENTS = 4.0
@@ -55,15 +55,11 @@ def training_peak(row: Row, setting: CallSetting) -> PredictedPeak:
     stages = memory.stages(setting.placement.actor.layout.pp)
     if before_first_step(row):
         return _start(setting)
-    notes, device = row.text("notes") or "", printed_by_driver(row)
+    notes = row.words("notes")
+    device = "nvidia-smi" in notes  # of all that the process has on its GPU
     waste = device or ("reserved" in notes and not _core(row))
     peaks = [_peak(bytes_of(setting, "actor", stage), fragmented=waste, device=device) for stage in stages]
     return max(peaks, key=lambda p: p.bytes)
-
-
-def printed_by_driver(row: Row) -> bool:
-    """Whether the figure is nvidia-smi's, of all that the process has on its GPU."""
-    return "nvidia-smi" in (row.text("notes") or "")
 
 
 def bytes_of(setting: CallSetting, role: str, stage: Stage) -> RoleBytes:
@@ -111,9 +107,8 @@ def _total(parts: Iterable[tuple[str, float, str]], which: str, others: Iterable
 
 def before_first_step(row: Row) -> bool:
     """verl's rows of what is allocated when all roles stand and nothing has run."""
-    framework = row.text("framework") or ""
-    after_start = framework.startswith("verl FSDP (2024-11)")
-    return after_start or (framework.startswith("verl Megatron") and row.text("pp") == "2")
+    after_start = row.framework.startswith("verl FSDP (2024-11)")
+    return after_start or (row.framework.startswith("verl Megatron") and row.text("pp") == "2")
 
 
 def _start(setting: CallSetting) -> PredictedPeak:
@@ -184,23 +179,22 @@ def peak_setting(row: Row, model: ModelSpec, profile: Profile) -> CallSetting:
 
 def _backend(row: Row) -> Backend:
     """Whose states and buffers; FSDP over a pipeline is ZeRO-1, which gathers and reduces once a step."""
-    framework = row.text("framework") or ""
+    framework = row.framework
     if before_first_step(row):
         return "megatron" if "Megatron" in framework else "fsdp2"
     if framework.startswith("verl"):
         raise Skip("the peak of a whole RLHF step, with GPU type or batch not stated")
     if framework.startswith("DeepSpeed-Chat"):
         raise Skip("a V100 step of hybrid engine with two trained models: micro-batch and offload not stated")
-    if "short samples" in (row.text("notes") or ""):
+    if "short samples" in row.words("notes"):
         raise Skip("samples are shorter than the context, by how much is not stated")
     for column in ("seq_len", "micro_batch"):
-        if row.text(column) is None:
-            raise Skip(f"{column} is not stated")
+        needed(row.text(column), f"{column} is not stated")
     if _megatron(row):
         return "megatron"
     if "deepspeed" in framework.lower():
         return "deepspeed"
-    if re.search("fsdp|titan|prime-rl|composer|trl", f"{framework} {row.text('fsdp_or_zero') or ''}".lower()):
+    if re.search("fsdp|titan|prime-rl|composer|trl", f"{framework} {row.words('fsdp_or_zero')}".lower()):
         return "fsdp2" if (row.integer("pp") or 1) == 1 else "megatron"
     raise Skip("framework and settings are not stated")
 
@@ -209,9 +203,9 @@ def _workload(row: Row, layout: Layout, model: ModelSpec) -> Workload:
     """Sequences of one length; KTO trains on given ones, verl's rows before the first step are of PPO."""
     lora = row.text("lora")
     rank = re.search(r"r\w*\W*(\d+)", lora or "")
-    bridge = _megatron(row) and not _core(row) and "ms-swift" not in (row.text("framework") or "")
+    bridge = _megatron(row) and not _core(row) and "ms-swift" not in row.framework
     adapted = lora and lora.lower() not in ("no", "none")
-    actor_and_critic = before_first_step(row) and "FSDP" in (row.text("framework") or "")
+    actor_and_critic = before_first_step(row) and "FSDP" in row.framework
     return Workload(
         algorithm="ppo" if actor_and_critic else "kto",
         model=model.name,
@@ -221,16 +215,16 @@ def _workload(row: Row, layout: Layout, model: ModelSpec) -> Workload:
         packing=False,
         lora=Lora(rank=int(rank[1]) if rank and not bridge else BRIDGE_LORA_RANK) if adapted else None,
         gradients="bf16" if bridge and not before_first_step(row) else "backend",
-        train_precision="fp8" if "fp8" in (row.text("precision") or "") else "bf16",
+        train_precision="fp8" if "fp8" in row.words("precision") else "bf16",
     )
 
 
 def _megatron(row: Row) -> bool:
-    return (row.text("framework") or "").startswith("Megatron")
+    return row.framework.startswith("Megatron")
 
 
 def _core(row: Row) -> bool:
-    return (row.text("framework") or "").startswith("Megatron-Core")
+    return row.framework.startswith("Megatron-Core")
 
 
 def _software(row: Row, backend: Backend, facts: Trainer) -> Software:
@@ -240,20 +234,20 @@ def _software(row: Row, backend: Backend, facts: Trainer) -> Software:
     perf_recipes/_common.py, grad_reduce_in_fp32 False: `workload.gradients`).
     """
     software = default_software(backend)
-    moonlight = backend == "megatron" and "Moonlight" in (row.text("model") or "")
+    moonlight = backend == "megatron" and "Moonlight" in row.words("model")
     return replace(
         software,
         stack="compiled" if facts.compiled else software.stack,
         head=None if _megatron(row) else facts.head,
         balanced=True,
-        flash=not (row.text("gpu_type") or "").startswith("V100"),
+        flash=not row.words("gpu_type").startswith("V100"),
         recomputed=recomputed(row.text("recompute")) if backend == "megatron" else (),
         moment_bytes=MOONLIGHT_MOMENTS if moonlight else None,
         base_bytes=facts.base_bytes,
         adapters=facts.adapters,
         fp32_combine=facts.fp32_combine,
         overlaps_reduction=False,
-        inputs_kept=facts.inflight if "offload" in (row.text("recompute") or "") else None,
+        inputs_kept=facts.inflight if "offload" in row.words("recompute") else None,
     )
 
 
@@ -264,7 +258,8 @@ def _layout(row: Row, backend: Backend) -> Layout:
     if gpus is None and backend != "megatron":
         raise Skip("number of GPUs is not stated")
     dp = row.integer("dp") or max(1, (gpus or tp * pp * ep) // (tp * pp * cp))
-    notes = (row.text("notes") or "").lower()
+    notes = row.words("notes").lower()
+    stage = zero_stage(f"{row.words('fsdp_or_zero')} {row.framework}")
     chunks = 5 if "vpp 5" in notes else 2 if "interleaved" in notes else 1
     return Layout(
         tp=tp,
@@ -273,24 +268,16 @@ def _layout(row: Row, backend: Backend) -> Layout:
         ep=ep,
         dp=dp,
         etp=tp if _core(row) and dp * cp % ep == 0 else 1,
-        zero={"megatron": 1, "fsdp2": 3}.get(backend) or _zero(row),
+        zero={"megatron": 1, "fsdp2": 3}.get(backend) or needed(stage, "ZeRO stage is not stated"),
         vp=chunks if pp > 1 else 1,
         recompute=_recompute(row),
         micro_batch=row.integer("micro_batch") or 1,
-        offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
+        offload_optimizer="cpu" if "optim" in row.words("offload") else "none",
     )
 
 
-def _zero(row: Row) -> int:
-    """ZeRO stage from `fsdp_or_zero` or the framework's name."""
-    stage = zero_stage(f"{row.text('fsdp_or_zero') or ''} {row.text('framework') or ''}")
-    if stage is None:
-        raise Skip("ZeRO stage is not stated")
-    return stage
-
-
 def _recompute(row: Row) -> Recompute:
-    text = (row.text("recompute") or "").lower().partition(" ")[0].rstrip(":")
+    text = row.words("recompute").lower().partition(" ")[0].rstrip(":")
     if text == "selective":
         return "selective"
     return "full" if text in ("full", "yes", "true", "recompute") else "none"

@@ -63,11 +63,11 @@ VOCABULARY_CHUNKS = Head(
 
 def trainer(row: Row) -> Trainer:
     """The facts of the row's framework; of an unknown one the defaults."""
-    framework, notes = (row.text("framework") or "").lower(), (row.text("notes") or "").lower()
+    framework, notes = row.framework.lower(), row.words("notes").lower()
     if "rlhfsim" in framework:
         return Trainer(head=None)
     if "titan" in framework:
-        compiled = "torch.compile" in notes or "fp8" in (row.text("precision") or "")
+        compiled = "torch.compile" in notes or "fp8" in row.words("precision")
         if "202412" in row.source or not compiled:
             split = (row.integer("tp") or 1) > 1
             return Trainer(head=PARALLEL_LOSS if split else EAGER_LOSS, compiled=compiled)

@@ -7,7 +7,7 @@ constants here, each with its source. A row that cannot be read raises `Skip` wi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.kv_cache import rollout_weights
@@ -23,11 +23,12 @@ from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
+from rlhfsim.step.calls import CallSetting
 from rlhfsim.units import GIB
 from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
 from rlhfsim.validation.cases.oom_software import software, token_budget
 from rlhfsim.validation.cases.rlhf import framework_of, reference_on_host, sleep_level
-from rlhfsim.validation.outcome import Skip
+from rlhfsim.validation.outcome import Skip, needed
 from rlhfsim.validation.rows import Row, zero_stage
 
 GPUS = (
@@ -61,27 +62,14 @@ GRAPHS_INSIDE = "2026"
 """Engines of earlier cases are older than vLLM 0.21: CUDA graphs lie on top of their share of memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OomPlan:
-    """A row as a plan."""
-
-    models: Models
-    placement: Placement
-    workload: Workload
-    cluster: Cluster
-
-
-def configuration(row: Row) -> OomPlan:
+def configuration(row: Row) -> CallSetting:
     """The plan of a row.
 
     Raises:
         Skip: model, GPU, backend or batch is not stated, or cannot be expressed.
     """
     models = _models(row)
-    counted = _tokens(row.text("gpus"))
-    if counted is None:
-        raise Skip("number of GPUs is not stated")
-    gpus = int(counted)
+    gpus = int(needed(_tokens(row.text("gpus")), "number of GPUs is not stated"))
     workload = _workload(row)
     per_node = max(1, min(8, gpus // int(_tokens(row.text("nodes")) or 1)))
     cluster = Cluster(node_groups=(node_group(_gpu(row), 4096, gpus_per_node=per_node),))
@@ -91,7 +79,7 @@ def configuration(row: Row) -> OomPlan:
         raise
     except RlhfsimError as error:
         raise Skip(f"not a layout this tool expresses: {error.message}") from error
-    return OomPlan(models=models, placement=placement, workload=workload, cluster=cluster)
+    return CallSetting(models=models, placement=placement, workload=workload, cluster=cluster)
 
 
 # --- models, GPUs, workload -----------------------------------------------------------------------
@@ -109,7 +97,7 @@ def _named(text: str, actor: ModelSpec | None) -> ModelSpec:
 
 
 def _models(row: Row) -> Models:
-    text = row.text("model") or ""
+    text = row.words("model")
     first, *others = re.split(r"\s\+\s|;\s", text)
     actor = _named(first, None)
     scored = _named(others[0], actor) if others else actor
@@ -123,7 +111,7 @@ def _models(row: Row) -> Models:
 
 
 def _algorithm(row: Row) -> Algorithm:
-    text = (row.text("algo") or "").lower()
+    text = row.words("algo").lower()
     if "sft" in text:
         raise Skip("supervised fine-tuning, no RLHF step")
     for key, name in (("dpo", "dpo"), ("ppo", "ppo"), ("rloo", "rloo")):
@@ -134,21 +122,15 @@ def _algorithm(row: Row) -> Algorithm:
 
 def _reward_model(row: Row) -> bool:
     """PPO rows name a reward model; GRPO and verl's and NeMo-RL's PPO recipes score by rules."""
-    rules = any(name in (row.text("framework") or "") for name in ("verl", "NeMo-RL", "TinyZero"))
+    rules = any(name in row.framework for name in ("verl", "NeMo-RL", "TinyZero"))
     return _algorithm(row) == "ppo" and not rules
 
 
 def _gpu(row: Row) -> str:
-    kind = row.text("gpu_type") or ""
-    for start, name in GPUS:
-        if kind.startswith(start):
-            return name
-    memory = row.number("gpu_mem_gb")
-    if memory == 80:
-        return "h100"
-    if memory == 96:
-        return "h20"
-    raise Skip("memory of the GPU is not stated")
+    kind = row.words("gpu_type")
+    named = next((name for start, name in GPUS if kind.startswith(start)), None)
+    of_size = {80.0: "h100", 96.0: "h20"}.get(row.number("gpu_mem_gb") or 0.0)
+    return needed(named or of_size, "memory of the GPU is not stated")
 
 
 def _tokens(text: str | None) -> float | None:
@@ -158,10 +140,8 @@ def _tokens(text: str | None) -> float | None:
 
 def _lengths(row: Row) -> tuple[float, float]:
     """Prompt and response tokens; `4096 total`, `max_len 2048` and `seq_len` count both."""
-    response = _tokens(row.text("response_len"))
-    if response is None:
-        raise Skip("sequence length is not stated")
-    whole = re.search("total|max_len|seq_len", row.text("response_len") or "")
+    response = needed(_tokens(row.text("response_len")), "sequence length is not stated")
+    whole = re.search("total|max_len|seq_len", row.words("response_len"))
     if whole:
         return response / 2, response / 2
     return _tokens(row.text("prompt_len")) or 1.0, response
@@ -169,8 +149,8 @@ def _lengths(row: Row) -> tuple[float, float]:
 
 def _workload(row: Row) -> Workload:
     prompt, response = (Fixed(value=tokens) for tokens in _lengths(row))
-    rank = re.search(r"lora\D*r(\d+)", (row.text("algo") or "").lower())
-    lora = "lora" in (row.text("algo") or "").lower()
+    rank = re.search(r"lora\D*r(\d+)", row.words("algo").lower())
+    lora = "lora" in row.words("algo").lower()
     return Workload(
         algorithm=_algorithm(row),
         reward=Reward(model="same") if _reward_model(row) else Reward(rules=Rules()),
@@ -186,7 +166,7 @@ def _workload(row: Row) -> Workload:
 
 
 def _backend(row: Row) -> Backend:
-    text = row.text("train_backend") or ""
+    text = row.words("train_backend")
     for start, name in (("fsdp", "fsdp2"), ("megatron", "megatron"), ("deepspeed", "deepspeed")):
         if text.startswith(start):
             return name  # type: ignore[return-value]
@@ -199,9 +179,7 @@ def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
     stated = zero_stage(row.text("shard"))
     zero = {"fsdp2": 3, "megatron": 1}.get(backend, 3 if stated is None else stated)
     ep, budget = row.integer("ep") or 1, token_budget(row)
-    checkpoints = row.text("grad_ckpt")
-    if checkpoints is None:
-        raise Skip("gradient checkpointing is not stated")
+    checkpoints = needed(row.text("grad_ckpt"), "gradient checkpointing is not stated")
     return Layout(
         tp=tp,
         pp=pp,
@@ -219,7 +197,7 @@ def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
 
 def _train_offload(row: Row) -> Offload:
     """Adam on the host during training, not merely between phases."""
-    text = row.text("offload") or ""
+    text = row.words("offload")
     during = re.search(r"adam_offload|optimizer-cpu-offload|cpu adam|^cpu$|OFFLOAD_FRACTION", text)
     return "cpu" if during and "no adam_offload" not in text else "none"
 
@@ -230,8 +208,8 @@ def _residency(row: Row) -> tuple[Residency, bool]:
     NeMo-RL, slime and ms-swift's offload options move the whole policy to the host before the
     engine wakes (NeMo-RL `offload_after_refit`; slime `--colocate`); verl does what its flags say.
     """
-    text, framework = row.text("offload") or "", row.text("framework") or ""
-    colocated = (row.text("arch") or "").startswith(("colocated", "hybrid"))
+    text, framework = row.words("offload"), row.framework
+    colocated = row.words("arch").startswith(("colocated", "hybrid"))
     if colocated and framework.startswith(("NeMo-RL", "slime")):
         return "offloaded", True
     between = _train_offload(row) != "cpu"
@@ -252,9 +230,7 @@ def _micro(row: Row, column: str) -> int:
         return 1
     if stated is None and column == "micro_logprob":
         return _micro(row, "micro_train")
-    if stated is None:
-        raise Skip("micro-batch is not stated")
-    return int(stated)
+    return int(needed(stated, "micro-batch is not stated"))
 
 
 def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Placement:
@@ -263,7 +239,8 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
     if placed_roles.get("actor") not in sizes:
         raise Skip("GPUs of the actor are not stated")
     residency, optimizer_away = _residency(row)
-    offload = row.text("offload") or ""
+    offload = row.words("offload")
+    path: WeightPath = "broadcast" if len(sizes) > 1 else "ipc"
     hosted = reference_on_host(framework_of(row), backend, lora=workload.lora is not None)
 
     def placed(role: str) -> RolePlacement | None:
@@ -271,9 +248,12 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
             return None
         trained = role in TRAINED
         micro = _micro(row, "micro_train" if trained else "micro_logprob")
-        away: Residency = residency if trained else _frozen_residency(row, offload)
-        if role == "reference" and residency == "resident" and placed_roles[role] == placed_roles["actor"]:
-            away = "swapped" if (row.text("framework") or "").startswith("NeMo-RL") else away
+        nemo, away = row.framework.startswith("NeMo-RL"), residency
+        if not trained:  # NeMo-RL keeps the reference on the host; others as their flags say
+            away = "offloaded" if nemo or "ref" in offload else "resident"
+        shares = placed_roles[role] == placed_roles["actor"]
+        if role == "reference" and residency == "resident" and shares and nemo:
+            away = "swapped"
         layout = _layout(row, backend, sizes[placed_roles[role]], micro)
         if role == "reference" and hosted:
             layout, away = replace(layout, offload_params="cpu"), "resident"
@@ -290,22 +270,10 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
         reference=placed("reference") if workload.has_reference else None,
         reward=placed("reward"),
         rollout=_rollout(row, sizes, placed_roles, models),
-        weight_path=_path(row, sizes),
+        weight_path="none" if row.words("arch").startswith("hybrid engine") else path,
         backend=backend,
         software=software(row, backend),
     )
-
-
-def _frozen_residency(row: Row, offload: str) -> Residency:
-    """NeMo-RL keeps the reference on the host; others as their flags say."""
-    host = (row.text("framework") or "").startswith("NeMo-RL") or "ref" in offload
-    return "offloaded" if host else "resident"
-
-
-def _path(row: Row, sizes: dict[str, int]) -> WeightPath:
-    if (row.text("arch") or "").startswith("hybrid engine"):
-        return "none"
-    return "broadcast" if len(sizes) > 1 else "ipc"
 
 
 def _rollout(
@@ -313,23 +281,21 @@ def _rollout(
 ) -> RolloutPlacement | None:
     """The engine with its framework's settings; none where the policy generates with its own modules."""
     engine = row.text("rollout_engine")
-    if (row.text("arch") or "").startswith("hybrid engine"):
+    if row.words("arch").startswith("hybrid engine"):
         return _hybrid_engine(row, sizes, roles, models)
-    if engine is None and not (row.text("framework") or "").startswith("prime-rl"):
+    if engine is None and not row.framework.startswith("prime-rl"):
         return None
     if row.text("rollout_tp") is None:
         if roles["rollout"] != roles["actor"]:
             return None  # the engine of another pool is not described: the trainer is judged alone
         raise Skip("tensor parallelism of the engine is not stated")
     pool = roles["rollout"]
-    framework = row.text("framework") or ""
+    framework = row.framework
     tp = row.integer("rollout_tp") or 1
-    share = row.number("gpu_mem_util")
-    if share is None:
-        raise Skip("gpu_memory_utilization is not stated")
+    share = needed(row.number("gpu_mem_util"), "gpu_memory_utilization is not stated")
     wide = framework.startswith("NeMo-RL") and models.actor.moe is not None and tp > 8
     graphs = not framework.startswith(("verl", "rLLM"))
-    if graphs and (row.text("date") or "") < GRAPHS_INSIDE:
+    if graphs and row.words("date") < GRAPHS_INSIDE:
         profile = load_profile(_gpu(row))
         share += profile["cuda_graph_bytes"] / profile.usable_memory.value
     layout = RolloutLayout(

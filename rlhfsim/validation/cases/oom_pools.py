@@ -26,7 +26,7 @@ def pools(row: Row, gpus: int) -> tuple[dict[str, int], dict[str, str]]:
     the generation nodes.
     """
     roles = MODELS
-    arch, text = row.text("arch") or "", (row.text("placement") or "").lower()
+    arch, text = row.words("arch"), row.words("placement").lower()
     engine = (row.integer("rollout_tp") or 1) * (row.integer("rollout_engines") or 1)
     if "disaggregated" not in arch:
         return {"all": gpus}, dict.fromkeys((*roles, "rollout"), "all")
@@ -38,16 +38,8 @@ def pools(row: Row, gpus: int) -> tuple[dict[str, int], dict[str, str]]:
     split = re.search(r"(\d+) train \+ (\d+) infer", text)
     if split:
         return {"train": int(split[1]), "rollout": int(split[2])}, _on("train", roles)
-    if "train" in (row.text("gpus") or "") or not text:
+    if "train" in row.words("gpus") or not text:
         return {"train": gpus, "rollout": engine}, _on("train", roles)
-    return _role_pools(text, engine, roles)
-
-
-def _on(pool: str, roles: tuple[str, ...]) -> dict[str, str]:
-    return {**dict.fromkeys(roles, pool), "rollout": "rollout"}
-
-
-def _role_pools(text: str, engine: int, roles: tuple[str, ...]) -> tuple[dict[str, int], dict[str, str]]:
     sizes: dict[str, int] = {}
     placed_roles: dict[str, str] = {"rollout": "rollout"}
     for role in roles:
@@ -59,3 +51,7 @@ def _role_pools(text: str, engine: int, roles: tuple[str, ...]) -> tuple[dict[st
         elif size:
             sizes[role], placed_roles[role] = int(size[1]) * int(size[2] or 1), role
     return {**sizes, "rollout": engine}, placed_roles
+
+
+def _on(pool: str, roles: tuple[str, ...]) -> dict[str, str]:
+    return {**dict.fromkeys(roles, pool), "rollout": "rollout"}

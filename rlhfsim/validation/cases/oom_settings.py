@@ -20,7 +20,7 @@ def half(row: Row) -> str:
     """Whether rules may be mended on a row; of those in a framework's keys half, by a hash of the source."""
     if row.text("settings") is None:
         return FITTED  # seen while the rules were written
-    digest = hashlib.sha256((row.text("source") or "").encode()).digest()
+    digest = hashlib.sha256(row.words("source").encode()).digest()
     return HELD_OUT if digest[0] % 2 else FITTED
 
 
@@ -31,13 +31,13 @@ def ledger_of(row: Row) -> Ledger:
         Skip: the doctor refuses the configuration.
     """
     names = {configuration_named(name).title: name for name in configuration_names()}
-    configuration = configuration_named(names[row.text("framework") or ""])
-    words = (word.partition("=") for word in shlex.split(row.text("settings") or ""))
+    configuration = configuration_named(names[row.framework])
+    words = (word.partition("=") for word in shlex.split(row.words("settings")))
     values = {key: scalar(value) for key, _, value in words}
     named = {NAMED_MODEL: row.text("model"), configuration.version_key: row.text("version")}
     values |= {key: value for key, value in named.items() if value is not None}
     settings = FrameworkSettings(values, f"{row.file}, line {row.line}")
-    case = Case(configuration=configuration, settings=settings, gpu=row.text("gpu_type") or "")
+    case = Case(configuration=configuration, settings=settings, gpu=row.words("gpu_type"))
     try:
         return judged(case.under({}), None).memory
     except RlhfsimError as error:

@@ -38,42 +38,42 @@ VERL_DYNAMIC_TOKENS = 16384
 
 def software(row: Row, backend: Backend) -> Software:
     """Gradient types, logits and attention kernels of the row's framework."""
-    framework = row.text("framework") or ""
+    framework = row.framework
     nemo = framework.startswith("NeMo-RL") and backend == "megatron"
-    volta = (row.text("gpu_type") or "").startswith("V100")
+    volta = row.words("gpu_type").startswith("V100")
     return replace(
         default_software(backend),
         gradient_bytes=NEMO_GRADIENTS if nemo else None,
         head=_head(row, backend),
-        flash=not volta and "flash_attn" not in (row.text("outcome") or ""),
+        flash=not volta and "flash_attn" not in row.words("outcome"),
         flat_parameters=framework.startswith("verl") and row.text("train_backend") == "fsdp",
     )
 
 
 def unpadded(row: Row) -> bool:
     """Whether verl removes padding: with sequence parallelism it must (verl/utils/config.py)."""
-    stated = "without padding" in (row.text("micro_train") or "")
+    stated = "without padding" in row.words("micro_train")
     return stated or token_budget(row) is not None or (row.integer("cp_sp") or 1) > 1
 
 
 def token_budget(row: Row) -> int | None:
     """Tokens a GPU of a micro-batch, where a budget rules."""
     budget = row.number("max_tokens_per_gpu")
-    dynamic = "dynamic" in (row.text("micro_train") or "")
-    if budget is None and dynamic and "verl" in (row.text("framework") or ""):
+    dynamic = "dynamic" in row.words("micro_train")
+    if budget is None and dynamic and "verl" in row.framework:
         return VERL_DYNAMIC_TOKENS
     return int(budget) if budget else None
 
 
 def _head(row: Row, backend: Backend) -> Head:
-    framework = row.text("framework") or ""
+    framework = row.framework
     early = (row.text("date") or NEMO_TIED_UNTIL) < NEMO_TIED_UNTIL
-    if framework.startswith("NeMo-RL") and "gemma-3" in (row.text("model") or "") and early:
+    if framework.startswith("NeMo-RL") and "gemma-3" in row.words("model") and early:
         return NEMO_TIED
     if framework.startswith("prime-rl"):
         return PRIME_2025
     if "verl" not in framework or backend != "fsdp2":
         return UNFUSED
-    entropy = framework != "verl" or (row.text("date") or "") < VERL_ENTROPY_UNTIL
-    scaled = SCALED_IN_PLACE if (row.text("date") or "") < VERL_IN_PLACE_UNTIL else UNPADDED
+    entropy = framework != "verl" or row.words("date") < VERL_ENTROPY_UNTIL
+    scaled = SCALED_IN_PLACE if row.words("date") < VERL_IN_PLACE_UNTIL else UNPADDED
     return head_of(packing=unpadded(row), entropy=entropy, scaled=scaled)

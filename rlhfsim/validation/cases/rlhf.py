@@ -60,7 +60,7 @@ def specs_of(row: Row) -> RunSpecs:
         placement=placement_of(run, workload),
         cluster=_cluster(
             _whole(row, "gpus"),
-            row.text("gpu_type") or "",
+            row.words("gpu_type"),
             framework_of(row),
             row.text("vllm_engine") == "v0",
             row.text("racks") == "ignored",
@@ -86,13 +86,13 @@ def _cluster(gpus: int, gpu: str, framework: str | None, v0: bool, racks_ignored
 
 def framework_of(row: Row) -> str | None:
     """The framework whose software costs are known; None: pooled."""
-    name = re.split(r"[\s_(]", (row.text("framework") or "").lower(), maxsplit=1)[0]
+    name = re.split(r"[\s_(]", row.framework.lower(), maxsplit=1)[0]
     return name if name in names() else None
 
 
 def with_defaults(row: Row) -> Row:
     """A row of a named version of verl with that version's defaults in its blank cells."""
-    version = re.match(r"verl v(\d[\d.]*)", row.text("framework") or "")
+    version = re.match(r"verl v(\d[\d.]*)", row.framework)
     if version is None:
         return row
     known = {key: versions.default(key, version[1]) for key in versions.CHANGED}
@@ -109,7 +109,7 @@ def with_defaults(row: Row) -> Row:
 
 def reason_incomplete(row: Row) -> str | None:
     """What is not published and not filled, or None for a complete row."""
-    named = " ".join((row.text("actor_model") or "").split()[:2])
+    named = " ".join(row.words("actor_model").split()[:2])
     if not row.text("actor_model") or named == "see issue":
         return "model not published"
     if row.text("mean_total_seq_len") is None and missing(row, ("mean_response_len", "mean_prompt_len")):
@@ -136,7 +136,7 @@ def num_sequences(row: Row) -> int:
 
 
 def _algorithm(row: Row) -> Algorithm:
-    text = (row.text("algorithm") or "").lower()
+    text = row.words("algorithm").lower()
     if text.startswith("ppo"):
         return "ppo"
     if text.startswith(("grpo", "dapo")):
@@ -171,7 +171,7 @@ def lengths_of(row: Row) -> Lengths:
 
 def backend_of(row: Row) -> Backend:
     """The training backend by the name the source uses."""
-    text = f"{row.text('train_backend') or ''}".lower()
+    text = row.words("train_backend").lower()
     if "megatron" in text:
         return "megatron"
     if "fsdp" in text:
@@ -183,7 +183,7 @@ def backend_of(row: Row) -> Backend:
 
 def staleness_of(row: Row) -> float:
     """Most policy versions between generation and training: the number in `1-step Off`."""
-    number = re.match(r"\d+(\.\d+)?", row.text("staleness") or "")
+    number = re.match(r"\d+(\.\d+)?", row.words("staleness"))
     return float(number[0]) if number else 0.0
 
 
@@ -222,7 +222,7 @@ def description_of(row: Row) -> RunDescription:
     hosted = reference_on_host(framework_of(row), backend, lora=bool(row.integer("lora_rank")))
     return RunDescription(
         algorithm=_algorithm(row),
-        model=row.text("model_config_key") or row.text("actor_model") or "",
+        model=row.text("model_config_key") or row.words("actor_model"),
         critic=row.text("critic_model"),
         reward_model=row.text("reward_model"),
         prompts=sequences // samples,

@@ -35,7 +35,7 @@ from rlhfsim.step.calls import CallSetting
 from rlhfsim.training.layer_time import OPERATORS
 from rlhfsim.training.packing import sequences_of
 from rlhfsim.units import TERA
-from rlhfsim.validation.outcome import Skip
+from rlhfsim.validation.outcome import Skip, needed
 from rlhfsim.validation.rows import Row, zero_stage
 
 FABRICS: tuple[str, ...] = get_args(Fabric)
@@ -117,15 +117,17 @@ def job(row: Row, lookup: Lookup = shipped_profile) -> TrainingJob:
 def workload_of(row: Row, layout: Layout, model: ModelSpec, precision: Precision) -> Workload:
     """The sequences of one optimizer step, all of one length, and what is trained on them."""
     count, length = batch(row, layout)
+    # AutoModel runs one pipeline schedule per local batch: it drains once per accumulation step
+    drains = row.framework.startswith("NeMo AutoModel") and layout.pp > 1
     return Workload(
         algorithm="kto",
         model=model.name,
         prompts=count,
         prompt_len=Fixed(value=length - 1),
         response_len=Fixed(value=1),
-        mini_batches=flushes_of(row, layout),
+        mini_batches=(row.integer("grad_accum") or 1) if drains else 1,
         packing=False,
-        lora=Lora(rank=32) if (row.text("workload") or "") == "LoRA" else None,
+        lora=Lora(rank=32) if row.words("workload") == "LoRA" else None,
         train_precision=precision,
     )
 
@@ -141,7 +143,8 @@ def model_of(row: Row) -> ModelSpec:
 def config_of(row: Row) -> str | Mapping[str, Any]:
     """A preset by config key or name, or its config cut to the `layers`; else GPT-2's by the shape."""
     layers, hidden = row.integer("layers"), row.integer("hidden")
-    for name in (row.text("model_config_key"), _clean(row.text("model") or "")):
+    named = re.sub(r"\s*\(.*?\)|\s+2-node|\s+MoE(?= \d)", "", row.words("model"))
+    for name in (row.text("model_config_key"), re.sub(r"^Llama-like ", "llama-2-", named)):
         known = preset_name(name) if name else None
         if known:
             model = preset(known)
@@ -158,7 +161,7 @@ def _has_experts(row: Row) -> bool:
     whole, active = row.number("params_b"), row.number("params_active_b")
     if whole and active and active < 0.95 * whole:
         return True
-    named = re.search(r"moe|mixture|mixtral|\d+x\d+b|\ba\d+(\.\d+)?b\b", (row.text("model") or "").lower())
+    named = re.search(r"moe|mixture|mixtral|\d+x\d+b|\ba\d+(\.\d+)?b\b", row.words("model").lower())
     return named is not None or (row.integer("ep") or 1) > 1
 
 
@@ -168,16 +171,10 @@ def _predicting(row: Row, model: ModelSpec) -> int | None:
     Its tables print 260 GFLOP a token, and 249 in the rows `w/o MTP` of release 25.11. The second
     pass through the LM head is not counted.
     """
-    bridge = (row.text("framework") or "").startswith("Megatron-Bridge")
-    name = row.text("model") or ""
+    bridge = row.framework.startswith("Megatron-Bridge")
+    name = row.words("model")
     trains = bridge and name.startswith("DeepSeekV3") and "w/o MTP" not in name
     return model.num_layers + 1 if trains else None
-
-
-def _clean(name: str) -> str:
-    name = re.sub(r"\s*\(.*?\)|\s+2-node|\s+MoE(?= \d)", "", name)
-    name = re.sub(r"^Llama-like ", "llama-2-", name)
-    return name
 
 
 def _cut(known: str, layers: int) -> Mapping[str, Any]:
@@ -195,7 +192,7 @@ def _gpt(row: Row) -> Mapping[str, Any]:
     """GPT-2's block, which GPT-3 has too; vocabulary from the notes."""
     hidden = row.integer("hidden") or 0
     heads = row.integer("heads") or max(1, hidden // 128)
-    vocab = re.search(r"vocab (\d+)", row.text("notes") or "")
+    vocab = re.search(r"vocab (\d+)", row.words("notes"))
     return {
         "model_type": "gpt2",
         "n_layer": row.integer("layers") or 0,
@@ -217,6 +214,7 @@ def layout_of(row: Row) -> Layout:
         raise Skip("the published degrees do not divide the GPUs")
     dp = gpus // (tp * pp * cp)
     ep = min(row.integer("ep") or 1, dp * cp * tp)
+    zero = _zero(row.words("fsdp_or_zero"), row.framework)
     return Layout(
         tp=tp,
         pp=pp,
@@ -225,16 +223,12 @@ def layout_of(row: Row) -> Layout:
         ep=ep,
         vp=vp if pp > 1 else 1,
         micro_batch=micro,
-        zero=_stage(_zero(row.text("fsdp_or_zero") or "", row.text("framework") or ""), pp),
+        # pipelines accumulate gradients before they reduce them: ZeRO-2 and 3 then exchange as ZeRO-1
+        zero=1 if zero >= 2 and pp > 1 else zero,
         sequence_parallel=(row.text("sequence_parallel") or "yes") != "no",
         recompute=_recompute(row.text("recompute")),
-        offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
+        offload_optimizer="cpu" if "optim" in row.words("offload") else "none",
     )
-
-
-def _stage(zero: int, pp: int) -> int:
-    """Pipelines accumulate gradients before they reduce them: ZeRO-2 and 3 then exchange as ZeRO-1."""
-    return 1 if zero >= 2 and pp > 1 else zero
 
 
 def _zero(text: str, framework: str) -> int:
@@ -250,8 +244,7 @@ def _zero(text: str, framework: str) -> int:
 
 
 def _recompute(text: str | None) -> Recompute:
-    if text is None:
-        raise Skip("recomputation is not published")
+    text = needed(text, "recomputation is not published")
     if text.startswith("full"):
         return "full"
     core = "core_attn" in text or "attention core" in text
@@ -269,20 +262,16 @@ def recomputed(text: str | None, framework: str = "") -> tuple[str, ...]:
 
 def nodes_of(row: Row, layout: Layout, lookup: Lookup) -> NodeGroup:
     """The GPUs in their usual nodes, behind the stated fabric; NVL72 profiles keep their rack."""
-    name = (row.text("gpu_type") or "").strip()
+    name = row.words("gpu_type").strip()
     try:
         profile = lookup(name)
     except RlhfsimError as error:
         raise Skip(f"no hardware profile for {name}") from error
-    node = min(profile.node.gpus, layout.gpus)
-    return NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node, fabric=_fabric(row))
-
-
-def _fabric(row: Row) -> Fabric | None:
-    said = (row.text("fabric") or "").lower()
+    node, said = min(profile.node.gpus, layout.gpus), row.words("fabric").lower()
     if said and said not in FABRICS:
         raise Skip(f"no network {said!r}: {', '.join(FABRICS)}")
-    return cast(Fabric, said) if said else None
+    fabric = cast(Fabric, said) if said else None
+    return NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node, fabric=fabric)
 
 
 def batch(row: Row, layout: Layout) -> tuple[int, float]:
@@ -290,7 +279,7 @@ def batch(row: Row, layout: Layout) -> tuple[int, float]:
     count = row.integer("global_batch_seqs")
     if count is None and (accumulated := row.integer("grad_accum")):
         count = accumulated * layout.micro_batch * layout.dp
-    if count is None and (match := re.search(r"batch size per DP (\d+)", row.text("notes") or "")):
+    if count is None and (match := re.search(r"batch size per DP (\d+)", row.words("notes"))):
         count = int(match[1]) * layout.dp
     length = row.number("seq_len")
     if count is None or length is None:
@@ -302,7 +291,7 @@ def batch(row: Row, layout: Layout) -> tuple[int, float]:
 
 def precision_of(row: Row, profile: Profile) -> Precision:
     """`bf16`, `fp8` or `fp4`."""
-    text = (row.text("precision") or "").lower()
+    text = row.words("precision").lower()
     if not text:
         raise Skip("precision is not published")
     known: tuple[Precision, ...] = ("fp4", "fp8", "fp16")
@@ -310,12 +299,6 @@ def precision_of(row: Row, profile: Profile) -> Precision:
     if profile.peak.get(precision) is None:
         raise Skip(f"{profile.title} has no {precision}")
     return precision
-
-
-def flushes_of(row: Row, layout: Layout) -> int:
-    """AutoModel runs one pipeline schedule per local batch: it drains once per accumulation step."""
-    automodel = (row.text("framework") or "").startswith("NeMo AutoModel")
-    return (row.integer("grad_accum") or 1) if automodel and layout.pp > 1 else 1
 
 
 def backend_of(row: Row, layout: Layout) -> Backend:
@@ -330,22 +313,21 @@ def backend_of(row: Row, layout: Layout) -> Backend:
 
 
 def _habits(row: Row) -> Mapping[str, Any] | None:
-    framework = row.text("framework") or ""
     entries = _known_software()["frameworks"]
-    return next((entry for entry in entries if framework.startswith(entry["prefix"])), None)
+    return next((entry for entry in entries if row.framework.startswith(entry["prefix"])), None)
 
 
 def software_of(row: Row) -> tuple[Software, dict[str, Any], tuple[str, ...]]:
     """What the training stack does, fields of the layout on which tokens travel, and where that is stated."""
-    framework, known = row.text("framework") or "", _habits(row)
+    framework, known = row.framework, _habits(row)
     software, stated = Software(stack="eager", fused=False), "eager PyTorch modules (default)"
     if known:
         software, stated = Software(**known["software"]), known["source"]
-    if (row.text("source") or "").startswith(("arXiv:2205.05198", "NVIDIA/Megatron-LM@README.md")):
+    if row.words("source").startswith(("arXiv:2205.05198", "NVIDIA/Megatron-LM@README.md")):
         software, stated = replace(software, flash=False), "arXiv 2205.05198: before FlashAttention"
     software, exchange, recipe = recipe_of(row, software)
     for phrase in _known_software()["said"]:
-        if re.search(phrase["words"], row.text("notes") or ""):
+        if re.search(phrase["words"], row.words("notes")):
             software = replace(software, **phrase.get("software", {}))
             exchange = {**exchange, **phrase.get("layout", {})}
     software = replace(software, recomputed=recomputed(row.text("recompute"), framework))
@@ -354,11 +336,11 @@ def software_of(row: Row) -> tuple[Software, dict[str, Any], tuple[str, ...]]:
 
 def recipe_of(row: Row, software: Software) -> tuple[Software, dict[str, Any], str]:
     """The software of a row as its release's recipe sets it (`training_software.yaml`)."""
-    framework, text = row.text("framework") or "", row.text("precision") or ""
+    framework, text = row.framework, row.words("precision")
     release = re.search(r"\((\d\d\.\d\d(?:\.\d\d)?)", framework)
     if not release or "Megatron-Bridge" not in framework:
         return software, {}, ""
-    model, gpu = row.text("model") or "", row.text("gpu_type") or ""
+    model, gpu = row.words("model"), row.words("gpu_type")
     if "tokendrop" in model:
         return replace(software, graphs="partial"), {}, "token drop: fixed capacity, no host waits"
     known = _known_software()
@@ -380,7 +362,7 @@ def measured(row: Row, training: TrainingJob) -> tuple[float, str]:
     """
     gpus, tokens = training.layout.gpus, training.sequences.tokens
     seconds = row.number("step_time_s")
-    if seconds and (row.text("framework") or "").lower().startswith("prime-rl"):
+    if seconds and row.framework.lower().startswith("prime-rl"):
         rank = training.sequences.count / training.layout.dp / training.layout.micro_batch
         return seconds * max(1.0, rank), "seconds per micro-batch"
     if seconds:
@@ -405,7 +387,7 @@ def published_flop(row: Row, training: TrainingJob) -> tuple[float, str]:
     Sources: arXiv 2104.04473 section 3.4 (equation 3); NVIDIA/NeMo nemo/utils/flops_formulas.py
     (commit 034b17b362); tokens/s against TFLOP/s printed together in the Megatron-Bridge tables.
     """
-    framework, full = (row.text("framework") or "", ("Megatron-LM (2021)", "Megatron-Core", "NeMo 25"))
+    framework, full = (row.framework, ("Megatron-LM (2021)", "Megatron-Core", "NeMo 25"))
     square = framework.startswith(full)
     dense = matmul_flop(training.model, training.sequences.tokens)
     cores = attention_flop(training.model, training.sequences, causal=not square)

@@ -92,14 +92,19 @@ def _outcome(row: Row) -> Outcome:
     except RlhfsimError as error:
         return basic(skipped=error.message)
     faster, slower = job_of(row).device.borrowed(CURVE_SPREAD)
-    return basic(
-        predicted=value, low=value / slower, high=value / faster, assumptions=_assumptions(row, filled)
-    )
+    if row.text("scenario") == SINGLE:
+        assumed = (f"context {SHORT_CONTEXT:g} tokens",)
+    else:
+        batch = () if row.text("batch_or_concurrency") else (f"at most {MOST} sequences at a time",)
+        share = () if row.text("kv_share_of_free") else ("90 % of memory",)
+        fp8 = ("FP8 KV cache",) if FORMATS[row.words("precision")] in NARROW else ()
+        assumed = (*batch, *share, *fp8, *filled)
+    return basic(predicted=value, low=value / slower, high=value / faster, assumptions=assumed)
 
 
 def skip_reason(row: Row) -> str | None:
     """Why a row is not predicted, or None."""
-    scenario = row.text("scenario") or ""
+    scenario = row.words("scenario")
     blank = missing(row, NEEDED if scenario == SINGLE else (*NEEDED, *LENGTHS))
     if blank:
         return f"not stated: {', '.join(blank)}"
@@ -136,11 +141,11 @@ def throughput(row: Row) -> float:
 
 def job_of(row: Row) -> ServingJob:
     """Model, device and layout of a complete row."""
-    precision, engine = FORMATS[row.text("precision") or ""], _engine(row)
+    precision, engine = FORMATS[row.words("precision")], _engine(row)
     assert engine is not None
     batch = row.integer("batch_or_concurrency")
     tp, gpus = row.integer("tp") or 1, row.integer("gpus") or 1
-    model = resolve_model(row.text("model_config_key") or "")
+    model = resolve_model(row.words("model_config_key"))
     experts = min(tp, row.integer("ep_or_dep") or 1) if model.moe else 1
     apart = row.text("attention_dp") == "yes"
     layout = RolloutLayout(
@@ -154,10 +159,15 @@ def job_of(row: Row) -> ServingJob:
     name = _profile_name(row)
     assert name is not None
     device = with_engine(_device(name, max(gpus, tp)), engine)
+    if (share := row.number("kv_share_of_free")) is not None:  # of what everything else leaves free
+        held = engine_bytes(model, RolloutPlacement(pool="alone", layout=layout), profile=device.profile)
+        total = device.profile.usable_memory.value
+        taken = (held.weights + held.profile_peak + held.non_torch + held.cuda_graphs) / total
+        layout = replace(layout, memory_utilization=min(1.0, taken + share * max(0.0, 1.0 - taken)))
     return ServingJob(
         device=device,
         model=model,
-        layout=_sized(device, model, layout, row.number("kv_share_of_free")),
+        layout=layout,
         engine=engine,
         sequences=row.integer("num_requests") or batch or 1,
         isl=row.number("input_len") or 1.0,
@@ -165,32 +175,13 @@ def job_of(row: Row) -> ServingJob:
     )
 
 
-def _sized(device: Device, model: ModelSpec, layout: RolloutLayout, share: float | None) -> RolloutLayout:
-    """The layout whose KV cache is a share of what everything else leaves free, not of the whole memory."""
-    if share is None:
-        return layout
-    engine = engine_bytes(model, RolloutPlacement(pool="alone", layout=layout), profile=device.profile)
-    total = device.profile.usable_memory.value
-    taken = (engine.weights + engine.profile_peak + engine.non_torch + engine.cuda_graphs) / total
-    return replace(layout, memory_utilization=min(1.0, taken + share * max(0.0, 1.0 - taken)))
-
-
-def _assumptions(row: Row, filled: tuple[str, ...]) -> tuple[str, ...]:
-    if row.text("scenario") == SINGLE:
-        return (f"context {SHORT_CONTEXT:g} tokens",)
-    batch = () if row.text("batch_or_concurrency") else (f"at most {MOST} sequences at a time",)
-    share = () if row.text("kv_share_of_free") else ("90 % of memory",)
-    fp8 = ("FP8 KV cache",) if FORMATS[row.text("precision") or ""] in NARROW else ()
-    return (*batch, *share, *fp8, *filled)
-
-
 def _engine(row: Row) -> Engine | None:
-    name = row.text("engine") or ""
+    name = row.words("engine")
     return next((engine for start, engine in ENGINES if name.startswith(start)), None)
 
 
 def _profile_name(row: Row) -> str | None:
-    name = row.text("gpu_type") or ""
+    name = row.words("gpu_type")
     try:
         return load_profile(GPUS.get(name, name)).name
     except RlhfsimError:

@@ -27,7 +27,7 @@ from rlhfsim.units import GB, GIB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.memory_peaks import peak_setting, training_peak
 from rlhfsim.validation.cases.memory_trainers import Trainer, trainer
-from rlhfsim.validation.outcome import Outcome, Skip
+from rlhfsim.validation.outcome import Outcome, Skip, needed
 from rlhfsim.validation.rows import Row
 
 INT4 = 0.5 + 2.5 / 128
@@ -42,7 +42,7 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 
 def _row(row: Row) -> list[Outcome]:
     filled, notes = apply("memory", row)
-    kind = (row.text("measured_or_analytic") or "").lower()
+    kind = row.words("measured_or_analytic").lower()
     if not kind.startswith("measured"):
         return [_outcome(row, "memory.training_peak", skipped=f"not a measurement: {kind}")]
     if kind != "measured" and row.text("weights_gib_per_gpu") is None:
@@ -56,14 +56,13 @@ def _row(row: Row) -> list[Outcome]:
         kinds.append(("memory.training_peak", _training))
     if not kinds:
         return [_outcome(row, "memory.weights", skipped="no weights, KV cache or peak in the row")]
-    return [_attempt(filled, name, predict, notes) for name, predict in kinds]
-
-
-def _attempt(row: Row, kind: str, predict: Callable[[Row], Outcome], notes: tuple[str, ...]) -> Outcome:
-    try:
-        return replace(predict(row), assumptions=notes)
-    except RlhfsimError as error:
-        return _outcome(row, kind, skipped=error.message)
+    outcomes = list[Outcome]()
+    for name, predict in kinds:
+        try:
+            outcomes.append(replace(predict(filled), assumptions=notes))
+        except RlhfsimError as error:
+            outcomes.append(_outcome(filled, name, skipped=error.message))
+    return outcomes
 
 
 def _outcome(row: Row, kind: str, *, unit: str = "GiB", **known: Any) -> Outcome:
@@ -87,7 +86,7 @@ def model_of(row: Row) -> ModelSpec:
 
 def linear_bytes(row: Row) -> tuple[float, float]:
     """Bytes per element of linear layers and of experts, from precision and model name."""
-    precision, name = row.text("precision") or "", row.text("model") or ""
+    precision, name = row.words("precision"), row.words("model")
     if precision == "mxfp4":
         return 2.0, BYTES_PER_ELEMENT["mxfp4"]
     if precision == "fp16/quantised":
@@ -98,21 +97,6 @@ def linear_bytes(row: Row) -> tuple[float, float]:
     return LINEAR_BYTES[precision], LINEAR_BYTES[precision]
 
 
-def _layout(row: Row) -> RolloutLayout:
-    return RolloutLayout(
-        tp=row.integer("tp") or 1,
-        memory_utilization=_share(row),
-        **_batch_limits(row),  # type: ignore[arg-type]
-    )
-
-
-def _share(row: Row) -> float:
-    share = row.number("gpu_memory_utilization")
-    if share is None:
-        raise Skip("gpu_memory_utilization is not stated")
-    return share
-
-
 def _batch_limits(row: Row) -> dict[str, int]:
     """vLLM's defaults by version and GPU.
 
@@ -120,10 +104,10 @@ def _batch_limits(row: Row) -> dict[str, int]:
     2048; V0 256 sequences and, without chunked prefill, as many tokens as the context
     (vllm/engine/arg_utils.py `get_batch_defaults`; vllm/config.py SchedulerConfig of 0.6).
     """
-    version = re.search(r"0\.(\d+)", row.text("framework") or "")
+    version = re.search(r"0\.(\d+)", row.framework)
     minor = int(version[1]) if version else 99
-    v1 = minor >= 9 or "V1" in (row.text("framework") or "")
-    large = _total_memory(row) >= 70 * GIB and "A100" not in (row.text("gpu_type") or "")
+    v1 = minor >= 9 or "V1" in row.framework
+    large = _total_memory(row) >= 70 * GIB and "A100" not in row.words("gpu_type")
     if not v1:
         context = row.integer("max_model_len") or model_of(row).max_position or 2048
         return {"max_num_seqs": 256, "max_batched_tokens": max(2048, context)}
@@ -148,7 +132,7 @@ def _profile(row: Row) -> Profile:
 
 def _gpu(row: Row) -> str | None:
     """The profile of the row's GPU; None where it is not stated or known."""
-    kind = row.text("gpu_type") or ""
+    kind = row.words("gpu_type")
     listed = next((name for start, name in _TYPES if kind.startswith(start)), None)
     try:
         return listed or load_profile(kind).name
@@ -183,8 +167,16 @@ def _weights(row: Row) -> Outcome:
 
 
 def _kv_tokens(row: Row) -> Outcome:
-    model, layout, total = model_of(row), _layout(row), _total_memory(row)
-    if not (row.text("framework") or "").startswith("vLLM"):
+    model = model_of(row)
+    layout = RolloutLayout(
+        tp=row.integer("tp") or 1,
+        memory_utilization=needed(
+            row.number("gpu_memory_utilization"), "gpu_memory_utilization is not stated"
+        ),
+        **_batch_limits(row),  # type: ignore[arg-type]
+    )
+    total = _total_memory(row)
+    if not row.framework.startswith("vLLM"):
         raise Skip("SGLang's reserve outside mem-fraction-static is not stated")
     linear, expert = linear_bytes(row)
     profile = _profile(row)
@@ -246,8 +238,12 @@ def _models() -> dict[str, ModelSpec]:
 
 
 def _training(row: Row) -> Outcome:
-    measured, unit = _measured_peak(row)
-    if re.search(r"\bOOM\b", row.text("notes") or ""):
+    measured, unit = row.number("peak_mem_gib_per_gpu"), GIB
+    if measured is None:
+        measured = needed(row.number("peak_mem_gb_as_published"), "no peak in the row")
+        # tools of these frameworks print GiB as GB
+        unit = GIB if row.framework.startswith(("verl", "DeepSpeed", "Megatron-Core")) else GB
+    if re.search(r"\bOOM\b", row.words("notes")):
         raise Skip("the run ended out of memory: what it printed before is no peak")
     setting = setting_of(row)
     peak = training_peak(row, setting)
@@ -266,15 +262,15 @@ def _training(row: Row) -> Outcome:
 
 def setting_of(row: Row) -> CallSetting:
     """The plan of a training row."""
-    model = _models().get(row.text("model") or "") or model_of(row)
+    model = _models().get(row.words("model")) or model_of(row)
     return peak_setting(row, model, _profile(row))
 
 
 def conditions_of(row: Row, model: ModelSpec) -> Conditions:
     """What a training row ran on what; memory asks little of the GPU."""
-    words = f"{row.text('framework') or ''} {row.text('fsdp_or_zero') or ''}".lower()
+    words = f"{row.framework} {row.words('fsdp_or_zero')}".lower()
     backend = "megatron" if "megatron" in words else "deepspeed" if "zero" in words else "fsdp2"
-    framework = re.split(r" \(| v\d| \d", row.text("framework") or "", maxsplit=1)[0]
+    framework = re.split(r" \(| v\d| \d", row.framework, maxsplit=1)[0]
     return Conditions(
         kind="memory.training_peak",
         framework=framework,
@@ -286,20 +282,7 @@ def conditions_of(row: Row, model: ModelSpec) -> Conditions:
         length=row.number("seq_len") or 1024.0,
         gpus=row.integer("gpus") or 1,
         algorithm="pre-training",
-        precision="fp8" if "fp8" in (row.text("precision") or "") else "bf16",
+        precision="fp8" if "fp8" in row.words("precision") else "bf16",
         mixer=model.mixer,
         kernels=kernels_of(_profile(row)),
     )
-
-
-def _measured_peak(row: Row) -> tuple[float, float]:
-    """The peak and its unit in bytes; tools of these frameworks print GiB as GB."""
-    gib = row.number("peak_mem_gib_per_gpu")
-    if gib is not None:
-        return gib, GIB
-    printed = row.number("peak_mem_gb_as_published")
-    if printed is None:
-        raise Skip("no peak in the row")
-    framework = row.text("framework") or ""
-    binary = any(framework.startswith(name) for name in ("verl", "DeepSpeed", "Megatron-Core"))
-    return printed, GIB if binary else GB

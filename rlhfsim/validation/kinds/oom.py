@@ -8,8 +8,6 @@ framework and go the way of `rlhfsim doctor`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 
 from rlhfsim.memory.ledger import Ledger, ledger
@@ -40,7 +38,7 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 
 def excluded(row: Row) -> str | None:
     """Why a row is no test of a configuration, or None."""
-    kind = row.text("kind") or ""
+    kind = row.words("kind")
     if kind not in OUTCOME:
         reasons = {
             "question": "a question, nobody ran it",
@@ -48,11 +46,11 @@ def excluded(row: Row) -> str | None:
             "oom_host": "host memory, whose other users the thread does not state",
         }
         return reasons.get(kind, f"kind {kind}")
-    if not (row.text("config_completeness") or "").startswith("full"):
+    if not row.words("config_completeness").startswith("full"):
         return f"configuration is {row.text('config_completeness')}"
-    if "gpu_mem_gb assumed" in (row.text("inferred_fields") or ""):
+    if "gpu_mem_gb assumed" in row.words("inferred_fields"):
         return "the memory of the GPU is the reader's assumption, nobody stated it"
-    return NOT_THE_CONFIGURATION.get(row.text("case_id") or "")
+    return NOT_THE_CONFIGURATION.get(row.words("case_id"))
 
 
 def _outcome(row: Row) -> Outcome:
@@ -64,12 +62,12 @@ def _outcome(row: Row) -> Outcome:
     try:
         if reason := excluded(row):
             raise Skip(reason)
-        memory = _ledger(row, filled)
+        memory = memory_of(row, filled)
     except Skip as skip:
         return basic(skipped=skip.message, detail={"half": half(row)})
     peak = memory.peak
     return basic(
-        measured=OUTCOME[row.text("kind") or ""],
+        measured=OUTCOME[row.words("kind")],
         predicted=computed(memory),
         assumptions=notes,
         detail={
@@ -84,15 +82,7 @@ def _outcome(row: Row) -> Outcome:
     )
 
 
-def judged_ledgers(rows: list[Row]) -> Iterator[tuple[Row, Ledger]]:
-    """Rows that are scored, with what the ledger says of them."""
-    for row in rows:
-        if excluded(row) is None:
-            with suppress(Skip):
-                yield row, _ledger(row, apply("oom", row)[0])
-
-
-def _ledger(row: Row, filled: Row) -> Ledger:
+def memory_of(row: Row, filled: Row) -> Ledger:
     """The ledger of a row; `filled`: with assumptions for its blanks."""
     if row.text("settings"):
         return ledger_of(row)

@@ -58,12 +58,24 @@ def _outcomes(row: Row, change: Change) -> list[Outcome]:
     filled, shown = assumptions.apply("rlhf", row)
     try:
         seconds = step_seconds(filled)
-        asked = _changed(specs_of(filled), change)
+        asked = specs_of(filled)
+        if change is not unchanged:  # on profiles with other coefficients
+            groups = tuple(replace(g, profile=change(g.profile, None)) for g in asked.cluster.node_groups)
+            asked = replace(asked, cluster=replace(asked.cluster, node_groups=groups))
         step = priced(asked)
     except RlhfsimError as error:
         return [_outcome(row, "step", label=_label(row), assumptions=shown, skipped=error.message)]
-    label = f"{_label(row)} {asked.placement.actor.layout.label}, rollout {_rollout(asked)}"
-    scored = _phase_outcomes(filled, step, shown, label)
+    assert asked.placement.rollout is not None
+    layouts = f"{asked.placement.actor.layout.label}, rollout {asked.placement.rollout.layout.label}"
+    label, scored = f"{_label(row)} {layouts}", list[Outcome]()
+    for kind, (column, _) in PHASES.items():
+        cell = filled.text(column)
+        waits = kind == "generation" and staleness_of(filled) > 0
+        cost = timed_cost(filled, step, kind)
+        if cell is None or not cost.parts or waits or not cell.replace(".", "", 1).isdigit():
+            continue
+        if measured := filled.number(column):
+            scored.append(_outcome(filled, kind, cost, label=label, measured=measured, assumptions=shown))
     if seconds is not None:
         job, release = job_of(filled, asked)
         detail = {phase.name: round(phase.cost.seconds, 3) for phase in step.phases}
@@ -71,14 +83,6 @@ def _outcomes(row: Row, change: Change) -> list[Outcome]:
         known |= {"conditions": conditions_of(filled, asked)}
         scored.insert(0, _outcome(row, "step", step.cost, label=label, **known))
     return scored
-
-
-def _changed(asked: RunSpecs, change: Change) -> RunSpecs:
-    """The same run on profiles with other coefficients."""
-    if change is unchanged:
-        return asked
-    groups = tuple(replace(g, profile=change(g.profile, None)) for g in asked.cluster.node_groups)
-    return replace(asked, cluster=replace(asked.cluster, node_groups=groups))
 
 
 def priced(asked: RunSpecs) -> Iteration:
@@ -112,7 +116,7 @@ def conditions_of(row: Row, asked: RunSpecs) -> Conditions:
     actor = models_of(work).actor
     return Conditions(
         kind="rlhf.step",
-        framework=(row.text("framework") or "").partition(" v")[0],
+        framework=row.framework.partition(" v")[0],
         backend=asked.placement.backend,
         gpu=asked.cluster.node_group.profile.name,
         model=actor.name,
@@ -128,21 +132,6 @@ def conditions_of(row: Row, asked: RunSpecs) -> Conditions:
     )
 
 
-def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: str) -> list[Outcome]:
-    """Outcomes of the phases of a prediction."""
-    scored = []
-    for kind, (column, _) in PHASES.items():
-        cell = row.text(column)
-        waits = kind == "generation" and staleness_of(row) > 0
-        cost = timed_cost(row, step, kind)
-        if cell is None or not cost.parts or waits or not cell.replace(".", "", 1).isdigit():
-            continue
-        measured = row.number(column)
-        if measured:
-            scored.append(_outcome(row, kind, cost, label=label, measured=measured, assumptions=shown))
-    return scored
-
-
 def timed_cost(row: Row, step: Iteration, kind: str) -> Cost:
     """What the framework's timer of a kind of `PHASES` covers."""
     names = timed_names(row, kind)
@@ -152,7 +141,7 @@ def timed_cost(row: Row, step: Iteration, kind: str) -> Cost:
 def timed_names(row: Row, kind: str) -> tuple[str, ...]:
     """The phases that the framework's timer of a kind of `PHASES` covers."""
     names = PHASES[kind][1]
-    framework = row.text("framework") or ""
+    framework = row.framework
     if framework.startswith("verl"):
         # its workers move parameters in and out inside the timed calls (fsdp_workers.py, tags v0.2 to v0.5)
         return WITH_SYNC if kind == "generation" and staleness_of(row) == 0 else around(*names)
@@ -173,7 +162,7 @@ def job_of(row: Row, asked: RunSpecs) -> tuple[str, str]:
 
     The workload is its settings, not the mean length that a run happened to have.
     """
-    name, _, release = (row.text("framework") or "").partition(" v")
+    name, _, release = row.framework.partition(" v")
     work = asked.workload
     settings = (
         work.algorithm,
@@ -190,8 +179,3 @@ def job_of(row: Row, asked: RunSpecs) -> tuple[str, str]:
 def _label(row: Row) -> str:
     shown = (row.text(c) for c in ("actor_model", "gpus", "gpu_type", "framework", "staleness"))
     return " ".join(text for text in shown if text)
-
-
-def _rollout(asked: RunSpecs) -> str:
-    assert asked.placement.rollout is not None
-    return asked.placement.rollout.layout.label

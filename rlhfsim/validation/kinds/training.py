@@ -34,7 +34,7 @@ def price(training: TrainingJob) -> Cost:
 
 def conditions_of(row: Row, training: TrainingJob) -> Conditions:
     """What a row ran on what."""
-    framework = (row.text("framework") or "").split(" (")[0]
+    framework = row.framework.split(" (")[0]
     return Conditions(
         kind="training",
         framework=framework,

@@ -23,7 +23,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.outcome import Change, Outcome, Skip, unchanged
+from rlhfsim.validation.outcome import Change, Outcome, Skip, needed, unchanged
 from rlhfsim.validation.rows import Row
 from rlhfsim.weight_sync import offload, paths, storage
 from rlhfsim.weight_sync.endpoints import PoolPair, Route, route
@@ -74,22 +74,39 @@ def case_of(row: Row) -> SyncCase:
     Raises:
         RlhfsimError: why the row cannot be predicted.
     """
-    measured, notes = _measured(row)
-    _refuse_outliers(row)
-    price = _mechanism(row)
+    seconds, low, high = (row.number(c) for c in ("seconds", "seconds_low", "seconds_high"))
+    notes: tuple[str, ...] = ()
+    if seconds is None and low is not None and high is not None:
+        seconds, notes = (low + high) / 2, ("middle of the published range",)
+    measured = needed(seconds, "no seconds are published")
+    if row.text("scope") == "single parameter sync" and row.text("model_config_key") == "qwen2.5-7b":
+        raise Skip("15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch")
+    words = row.words("mechanism")
+    if "one handle a tensor" in words:
+        raise Skip("one CUDA IPC handle a tensor is not a path here: buckets share one")
+    price = needed(
+        next((price for beginning, price in _MECHANISMS if beginning in words), None),
+        f"mechanism {words!r} is not one of the weight paths",
+    )
     return SyncCase(row=row, ends=_ends(row), price=price, measured=measured, notes=notes)
 
 
 def _outcome(row: Row, change: Change) -> Outcome:
     filled, assumptions = apply(KIND, row)
-    basic = partial(Outcome.of, row, kind_of(row), _label(filled))
+    ends = f"{filled.text('train_parallel') or '?'} -> {filled.text('gen_parallel') or '?'}"
+    label = f"{filled.text('model')} {ends}, {filled.text('gpu_type') or 'GPU not stated'}"
+    basic = partial(Outcome.of, row, kind_of(row), label)
     detail: dict[str, float | str] = {
         "scope": row.text("scope") or "not stated",
-        "mechanism": row.text("mechanism") or "",
+        "mechanism": row.words("mechanism"),
     }
     try:
         case = case_of(filled)
-        cost = case.cost(_changed(case.ends, change, framework_of(filled)))
+        source, target = (
+            replace(end, profile=change(end.profile, framework_of(filled)))
+            for end in (case.ends.source, case.ends.target)
+        )
+        cost = case.cost(replace(case.ends, source=source, target=target))
     except RlhfsimError as error:
         return basic(skipped=error.message, assumptions=assumptions, detail=detail)
     detail |= {f"seconds.{r}": s for r, s in cost.by_resource().items()}
@@ -97,45 +114,22 @@ def _outcome(row: Row, change: Change) -> Outcome:
     return basic(cost=cost, measured=case.measured, assumptions=notes, detail=detail)
 
 
-def _changed(ends: Route, change: Change, framework: str | None) -> Route:
-    """The two ends on profiles with other coefficients."""
-    source, target = (
-        replace(end, profile=change(end.profile, framework)) for end in (ends.source, ends.target)
-    )
-    return replace(ends, source=source, target=target)
-
-
 def kind_of(row: Row) -> str:
     """`KIND` where the scope is the transfer or the refit."""
-    scope = row.text("scope") or ""
+    scope = row.words("scope")
     return KIND if scope.startswith(TRANSFER_SCOPES) else OTHER
-
-
-def _label(row: Row) -> str:
-    ends = f"{row.text('train_parallel') or '?'} -> {row.text('gen_parallel') or '?'}"
-    return f"{row.text('model')} {ends}, {row.text('gpu_type') or 'GPU not stated'}"
 
 
 # --- reading a row ------------------------------------------------------------------------------------
 
 
-def _measured(row: Row) -> tuple[float, tuple[str, ...]]:
-    """Seconds; the middle of a published range; bytes over bandwidth where the column allows it."""
-    seconds, low, high = (row.number(c) for c in ("seconds", "seconds_low", "seconds_high"))
-    if seconds is not None:
-        return seconds, ()
-    if low is not None and high is not None:
-        return (low + high) / 2, ("middle of the published range",)
-    raise Skip("no seconds are published")
-
-
 def _around(row: Row, ends: Route) -> Cost:
     """What else the scope of a row holds: the trained role leaves, the engine wakes, weights come and go."""
-    scope, model = row.text("scope") or "", resolve_model(row.text("model_config_key") or "")
+    scope, model = row.words("scope"), resolve_model(row.words("model_config_key"))
     if "offload" in scope or scope.startswith("total refit"):
         away = offload.leaving(ends.source, model, ends.train, ends.backend)
         return away + offload.wake(ends.target, 0.0, level=2)
-    if scope.startswith("per-step") and "offload off" not in (row.text("train_parallel") or ""):
+    if scope.startswith("per-step") and "offload off" not in row.words("train_parallel"):
         size = model.num_params * MASTER_BYTES / ends.train.gpus
         pinned = ends.backend in offload.PINNING
         return offload.copy_in(ends.source, size, pinned=pinned) + offload.copy_out(
@@ -144,30 +138,10 @@ def _around(row: Row, ends: Route) -> Cost:
     return Cost()
 
 
-def _refuse_outliers(row: Row) -> None:
-    if row.text("scope") == "single parameter sync" and row.text("model_config_key") == "qwen2.5-7b":
-        raise Skip("15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch")
-
-
-def _mechanism(row: Row) -> Callable[[Route], Priced]:
-    words = row.text("mechanism") or ""
-    if "one handle a tensor" in words:
-        raise Skip("one CUDA IPC handle a tensor is not a path here: buckets share one")
-    for beginning, price in _MECHANISMS:
-        if beginning in words:
-            return price
-    raise Skip(f"mechanism {words!r} is not one of the weight paths")
-
-
 def _bridged(ends: Route, *, overlapped: bool = True) -> Priced:
     """NeMo-RL: the whole root node joins, tensors come from Megatron-Bridge through all stages."""
     nics = min(ends.source.gpus_per_node, ends.train.gpus)
     return paths.broadcast(ends, nics=nics, lanes=False, overlapped=overlapped)
-
-
-def _matching(ends: Route) -> Priced:
-    """NeMo-RL reshard at that time: training and rollout store the same format, FP8 with FP8."""
-    return paths.p2p(ends, trained_fp8=ends.quantised, sliced=True)
 
 
 def _remote_host(ends: Route) -> Priced:
@@ -177,16 +151,12 @@ def _remote_host(ends: Route) -> Priced:
     return storage.host_update(one, staged=link)
 
 
-def _prequantised(ends: Route) -> Priced:
-    return paths.ipc(ends, prequantised=True)
-
-
 _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
     ("checkpoint-engine broadcast", storage.host_update),
     ("checkpoint-engine P2P", _remote_host),
     ("verl checkpoint engine mooncake", lambda e: paths.broadcast(e, loaded=False)),
     ("NCCL packed broadcast, before", lambda e: _bridged(e, overlapped=False)),
-    ("NCCL packed broadcast", lambda e: _bridged(e)),
+    ("NCCL packed broadcast", _bridged),
     ("NCCL broadcast", paths.broadcast),
     ("NCCL full broadcast", paths.broadcast),
     ("NCCL + checkpoint-engine", storage.host),
@@ -194,14 +164,15 @@ _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
     ("per tensor", paths.broadcast_per_parameter),
     ("delta_sharded", paths.delta),
     ("NCCL-Xfer", lambda e: paths.p2p(e, whole=True)),
-    ("NCCL-Reshard", _matching),
+    # NeMo-RL at that time: training and rollout store the same format, FP8 with FP8
+    ("NCCL-Reshard", lambda e: paths.p2p(e, trained_fp8=e.quantised, sliced=True)),
     ("NCCL P2P", paths.p2p),
     ("NIXL", paths.p2p),
     ("RDMA WRITE", paths.p2p),
     ("DDMA", paths.p2p),
     ("RDMA P2P (Mooncake)", paths.p2p_staged),
     ("no metadata preparation", paths.ipc_per_parameter),
-    ("CUDA IPC colocated refit, after", _prequantised),
+    ("CUDA IPC colocated refit, after", lambda e: paths.ipc(e, prequantised=True)),
     ("IPC", paths.ipc),
     ("hybrid engine reshard", paths.ipc),
 )
@@ -209,28 +180,24 @@ _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
 
 
 def _ends(row: Row) -> Route:
-    key = row.text("model_config_key")
-    if key is None:
-        raise Skip("the shape of the model is not known")
-    pool_gpu = row.text("gpu_type")
-    if pool_gpu is None:
-        raise Skip("GPU type not stated")
+    key = needed(row.text("model_config_key"), "the shape of the model is not known")
+    gpu = re.split(r" \(|/", needed(row.text("gpu_type"), "GPU type not stated").strip())[0]
     model = resolve_model(key)
-    layers = re.search(r"(\d+)layer", row.text("model") or "")
+    layers = re.search(r"(\d+)layer", row.words("model"))
     model = model.scaled(int(layers[1])) if layers else model
-    profile = load_profile(_gpu(pool_gpu))
+    profile = load_profile(gpu)
     same = row.text("colocated") == "yes"
     rollout = _rollout(row)
     train = _train(row, rollout)
     source, target = (
         device_of(
-            NodeGroup(profile=profile, gpus=_filled(n), gpus_per_node=_NODE_GPUS),
+            NodeGroup(profile=profile, gpus=-(-n // _NODE_GPUS) * _NODE_GPUS, gpus_per_node=_NODE_GPUS),
             framework=framework_of(row),
             backend=_backend(row),
         )
         for n in (train.gpus, rollout.gpus)
     )
-    one_node = "1 node, intra-node" in (row.text("train_parallel") or "")
+    one_node = "1 node, intra-node" in row.words("train_parallel")
     ends = route(model, train, rollout, PoolPair(source, target, same), _backend(row))
     if same or one_node or not ends.one_domain:
         return ends
@@ -241,26 +208,13 @@ def _ends(row: Row) -> Route:
 
 def framework_of(row: Row) -> str | None:
     """The framework whose software costs are known; None: pooled."""
-    words = re.split(r"[^a-z-]+", (row.text("train_framework") or "").lower())
+    words = re.split(r"[^a-z-]+", row.words("train_framework").lower())
     return next((name for name in names() if name in words), None)
 
 
-def _filled(gpus: int) -> int:
-    """GPUs of whole nodes, at least one."""
-    return -(-gpus // _NODE_GPUS) * _NODE_GPUS
-
-
-def _gpu(text: str) -> str:
-    return re.split(r" \(|/", text.strip())[0]
-
-
 def _backend(row: Row) -> Backend:
-    return "fsdp2" if _is_sharded(row) else "megatron"
-
-
-def _is_sharded(row: Row) -> bool:
-    words = f"{row.text('train_framework') or ''} {row.text('train_parallel') or ''}"
-    return bool(_SHARDED.search(words))
+    words = f"{row.words('train_framework')} {row.words('train_parallel')}"
+    return "fsdp2" if _SHARDED.search(words) else "megatron"
 
 
 def _degrees(text: str) -> dict[str, int]:
@@ -274,13 +228,11 @@ def _pool_gpus(row: Row, layout: str, column: str) -> int | None:
 
 
 def _rollout(row: Row) -> RolloutLayout:
-    text = row.text("gen_parallel")
-    if text is None:
-        raise Skip("rollout layout not stated")
+    text = needed(row.text("gen_parallel"), "rollout layout not stated")
     d = _degrees(text)
     replica, apart = d.get("tp", 1) * d.get("pp", 1), row.integer("attention_dp") or 1
     gpus = _pool_gpus(row, text, "dst_gpus") or replica * d.get("dp", 1)
-    low = "fp8" in f"{row.text('weight_dtype') or ''} {row.text('model') or ''}".lower()
+    low = "fp8" in f"{row.words('weight_dtype')} {row.words('model')}".lower()
     return RolloutLayout(
         tp=max(1, d.get("tp", 1) // apart),
         pp=d.get("pp", 1),
@@ -293,8 +245,8 @@ def _rollout(row: Row) -> RolloutLayout:
 
 def _train(row: Row, rollout: RolloutLayout) -> Layout:
     """Training layout; where the weights start in host memory it plays no part."""
-    text = row.text("train_parallel") or ""
-    if "checkpoint-engine" in (row.text("mechanism") or "") and not text:
+    text = row.words("train_parallel")
+    if "checkpoint-engine" in row.words("mechanism") and not text:
         return Layout(dp=rollout.gpus)
     d = _degrees(text.split("gen ")[0])
     gpus = _pool_gpus(row, text, "src_gpus")
@@ -309,5 +261,5 @@ def _train(row: Row, rollout: RolloutLayout) -> Layout:
         dp=dp,
         ep=min(d.get("ep", 1), dp * cp * tp),
         etp=d.get("etp", 1),
-        zero=3 if _is_sharded(row) else 1,
+        zero=3 if _backend(row) == "fsdp2" else 1,
     )
