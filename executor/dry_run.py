@@ -163,6 +163,10 @@ def _role(spec: EngineSpec, groups: Sequence[GroupSpec]) -> str:
             help="write the plan again: rlhfsim design or rlhfsim estimate --out",
         )
     sizes = {"tensor": layout.tp, "data": layout.dp, "pipeline": layout.pp}
+    for kind, every in formed.items():
+        assert {len(members) for members in every} == {sizes[kind]}, f"{spec.role}: sizes of {kind} groups"
+        everyone = sorted(rank for members in every for rank in members)
+        assert everyone == list(world), f"{spec.role}: ranks of {kind} groups"
     for members in formed["tensor"]:
         if len({here[rank][0] for rank in members}) > 1:
             raise RlhfsimError(
