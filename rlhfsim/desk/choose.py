@@ -154,7 +154,7 @@ def table_view(known: DeskComparison | None, question: Question) -> Iterator[Com
     else:
         yield _verdict(known, work(known.question) != work(question))
         yield from _table(known, question)
-    yield block(Code(title="The same table in a terminal", text=comparison(known.question)))
+    yield block(Code("The same table in a terminal", comparison(known.question)))
 
 
 def _progress(known: DeskComparison) -> Iterator[Component]:

@@ -70,7 +70,7 @@ def page_view(answer: DocumentAnswer) -> Iterator[Component]:
         sure = html.Ul([html.Li(words.tied(line)) for line in page.sure])
         yield html.Details([html.Summary("How sure this is"), sure])
     yield from map(_section, page.sections)
-    yield block(Code(title="The same answer in a terminal", text=answer.command))
+    yield block(Code("The same answer in a terminal", answer.command))
 
 
 def _section(section: PageSection) -> Component:

@@ -168,4 +168,4 @@ def answered(ask: Callable[[], PastedAnswer]) -> Iterator[Component]:
         yield status("; ".join(filter(None, (error.message, error.help))), "bad")
         return
     yield status(f"{answer.title}.", "good" if answer.good else "bad")
-    yield block(Code(title="What it comes to", text=answer.text))
+    yield block(Code("What it comes to", answer.text))

@@ -13,13 +13,12 @@ from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.answers.tree import Block, Changed, Code, Listing, Mark
 from rlhfsim.present.basis import basis
-from rlhfsim.present.changes import leaf_text, mark, mark_of, value_text
+from rlhfsim.present.changes import folded, leaf_text, mark, mark_of, value_text
+from rlhfsim.present.changes import summary as sentence
 from rlhfsim.present.figures import choice as figures_choice
 from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import time as figures_time
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.folded import folded
-from rlhfsim.present.folded import summary as sentence
 from rlhfsim.present.html.page import MARKS
 from rlhfsim.present.input_names import input_name
 from rlhfsim.present.pages.headline import mark as mark_of_plan
@@ -45,7 +44,7 @@ def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pin
         parts += [first, *(html.Details([html.Summary("What else differs"), item]) for item in more)]
     figures = [html.Div(block(item), className="card") for item in figures_of(answer)]
     reasons = [block(item) for item in _reasons(answer)]
-    again = block(Code(title="The same answer in plan.json", text=command))
+    again = block(Code("The same answer in plan.json", command))
     return [*parts, html.Div(figures, className="cards"), *reasons, again]
 
 
@@ -104,7 +103,7 @@ def _missing(answer: Answer) -> Iterator[Component]:
     if answer.missing and answer.stage != "died":
         title = "Why" if answer.stage == "failed" else "Nothing fits"
         lines = tuple(words.capital(text) for text in answer.missing)
-        yield block(Listing(title=title, items=lines, mark="bad"))
+        yield block(Listing(lines, title, mark="bad"))
 
 
 def targets(plan: Plan) -> Iterator[Component]:
@@ -114,7 +113,7 @@ def targets(plan: Plan) -> Iterator[Component]:
         return
     met = meets_all(plan)
     title, kind = ("Every target is met", "good") if met else ("A target is missed", "bad")
-    yield block(Listing(title=title, items=tuple(map(_target, judged)), mark=cast(Mark, kind)))
+    yield block(Listing(tuple(map(_target, judged)), title, mark=cast(Mark, kind)))
 
 
 def _target(v: Verdict) -> str:
@@ -144,9 +143,9 @@ def _reasons(answer: Answer) -> Iterator[Block]:
     choice = answer.plan.choice if answer.plan else None
     if choice and choice.reasons:
         reasons = tuple(words.capital(words.called(r)) for r in choice.reasons)
-        yield Listing(title="Why this plan", items=reasons)
+        yield Listing(reasons, "Why this plan")
     if answer.sizes.notes:
-        yield Listing(title="Other numbers of GPUs", items=answer.sizes.notes)
+        yield Listing(answer.sizes.notes, "Other numbers of GPUs")
 
 
 # --- against the pinned answer ----------------------------------------------------------------------
@@ -157,17 +156,16 @@ def against(base: Answer | None, answer: Answer) -> list[Block]:
     title = "Against the pinned question"
     if base is None or base.plan is None or answer.plan is None:
         text = "its answer is being searched" if base is None else "nothing fits there"
-        return [Changed(title=title, lines=(("", text),))]
+        return [Changed(title, (("", text),))]
     plans = {"pinned": base.plan, "now": answer.plan}
     found = diff(*(Side(title=t, plan=p, outcome=predicted(p), measured=False) for t, p in plans.items()))
     if found.empty:
-        return [Changed(title=title, lines=(("", "nothing differs"),))]
+        return [Changed(title, (("", "nothing differs"),))]
     rest = *map(_field, folded(found.choice)), *map(_outcome, found.outcome)
-    more = [Changed(title="Plan and outcome", lines=rest)] if rest else []
+    more = [Changed("Plan and outcome", rest)] if rest else []
     return [
         Changed(
-            title=f"Against the pinned question: {sentence(found)}",
-            lines=tuple(map(_field, folded(found.question))),
+            f"Against the pinned question: {sentence(found)}", tuple(map(_field, folded(found.question)))
         ),
         *more,
     ]

@@ -7,10 +7,10 @@ from typing import Any
 
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, QUANTITY, YES
 from rlhfsim.present.answers.tree import Column, Listing, TypedTable, pairs, table_of
 from rlhfsim.present.basis import Basis, evidence
 from rlhfsim.present.figures.trust import outcome_assumptions
+from rlhfsim.present.tables import COUNT, QUANTITY, YES
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.units import Dimension
@@ -108,7 +108,7 @@ def filled() -> TypedTable:
 
 def unknowns(basis: Basis) -> Listing:
     """What is not known, or left out, in the words of a reader."""
-    return Listing(title="Not known, or left out", items=tuple(_unknowns(basis)), mark="warn")
+    return Listing(tuple(_unknowns(basis)), "Not known, or left out", mark="warn")
 
 
 def _unknowns(basis: Basis) -> Iterator[str]:

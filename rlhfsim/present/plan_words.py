@@ -7,9 +7,8 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.basis import cluster_of, profile_under, profiles_of
-from rlhfsim.present.known import known
+from rlhfsim.present.known import known, sampling
 from rlhfsim.present.regions import link_words
-from rlhfsim.present.sampling import sampling
 from rlhfsim.present.verdict import assumed, cautions, is_size, learning
 from rlhfsim.present.words import percent, size
 from rlhfsim.specs.hardware.profiles import load_profile

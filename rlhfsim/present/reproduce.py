@@ -22,9 +22,9 @@ def commands(plan: Plan, file: str) -> Code:
     """What to type."""
     report = f"rlhfsim report {shlex.quote(file)}"
     if plan.choice is None:
-        return Code(title="Commands (the plan was given, not searched)", text=report)
+        return Code("Commands (the plan was given, not searched)", report)
     design = shlex.join(["rlhfsim", "design", *design_arguments(plan)])
-    return Code(title="Commands", text=f"{design} --out {shlex.quote(file)}\n{report}")
+    return Code("Commands", f"{design} --out {shlex.quote(file)}\n{report}")
 
 
 def design_arguments(plan: Plan) -> list[str]:

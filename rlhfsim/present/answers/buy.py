@@ -7,17 +7,6 @@ from itertools import accumulate
 from typing import Any
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import (
-    COUNT,
-    DURATION,
-    MONEY,
-    NODES,
-    NUMBER,
-    PLAN,
-    PROBABILITY,
-    SECONDS,
-    SHARE,
-)
 from rlhfsim.present.answers.tree import (
     Column,
     Figure,
@@ -31,7 +20,20 @@ from rlhfsim.present.answers.tree import (
 )
 from rlhfsim.present.figures.whatif import InputSwing, sides
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added, fields, rounded
+from rlhfsim.present.tables import (
+    COUNT,
+    DURATION,
+    MONEY,
+    NODES,
+    NUMBER,
+    PLAN,
+    PROBABILITY,
+    SECONDS,
+    SHARE,
+    added,
+    fields,
+    rounded,
+)
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.units import HOUR, MILLION
 from rlhfsim.what_if.purchase.answer import Decision, Swing
@@ -109,14 +111,14 @@ def _tiles(answer: Decision) -> Iterator[Tile]:
     cost = f"Cost of {words.plural(answer.portfolio.years, 'year')}"
     asked = f"asked for: {words.percent(answer.confidence)}"
     drawn = f"as planned {words.money(planned)}"
-    yield Tile(label=cost, value=usd, kind=MONEY, range=(low, high), detail=drawn)
-    yield Tile(label="No run is late", value=answer.punctual.all_in_time, kind=PROBABILITY, detail=asked)
+    yield Tile(cost, usd, kind=MONEY, range=(low, high), detail=drawn)
+    yield Tile("No run is late", answer.punctual.all_in_time, kind=PROBABILITY, detail=asked)
     paid = list(accumulate(answer.chosen.cash))
     latest = f"by the end of {_quarter(paid.index(max(paid)))}"
-    yield Tile(label="Most cash out", value=max(paid), kind=MONEY, detail=latest)
+    yield Tile("Most cash out", max(paid), kind=MONEY, detail=latest)
     for name, other in sorted(_others(answer).items(), key=lambda pair: pair[1].usd)[:1]:
         more = f"{words.money(other.usd)}, {words.signed(other.usd / planned - 1)} against the plan"
-        yield Tile(label="Instead", value=name, detail=more)
+        yield Tile("Instead", name, detail=more)
 
 
 def _others(answer: Decision) -> Mapping[str, Purchase]:

@@ -15,20 +15,21 @@ from rlhfsim.calibration.identify import Unidentified
 from rlhfsim.calibration.left_out import PhaseError, off
 from rlhfsim.calibration.predict import STEP
 from rlhfsim.calibration.profile_writer import error_pair, provenance, workload_after
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.tree import Block, Column, Listing, Page, TypedTable, answer, facts, table_of
+from rlhfsim.present.tables import (
     COEFFICIENT,
     COEFFICIENT_ENDS,
     COUNT,
+    CUT,
     ENDS,
     ERROR,
     FIGURE,
     LIST,
     QUANTITY,
     RATIO,
+    REST,
     TEXT,
 )
-from rlhfsim.present.answers.tree import Block, Column, Listing, Page, TypedTable, answer, facts, table_of
-from rlhfsim.present.tables import CUT, REST
 from rlhfsim.present.words import error_text, plural
 from rlhfsim.specs.hardware.calibrated import WorkloadMeasured
 from rlhfsim.specs.hardware.profiles import profile_hash
@@ -53,7 +54,7 @@ def calibrate_page(fitted: Calibration, out: Path | None) -> Page:
         coefficients(fitted.coefficients),
         unidentified(fitted.unidentified) if fitted.unidentified else None,
         *errors(fitted.errors),
-        Listing(items=told, mark="warn"),
+        Listing(told, mark="warn"),
         title=f"{fitted.profile.title}, calibrated on {plural(len(runs), 'run')}",
         tiles=facts({**summary(fitted), **ending(fitted, out)}),
         data=_data(fitted, out),
@@ -164,7 +165,7 @@ def unidentified(rows: Sequence[Unidentified]) -> TypedTable:
 def errors(rows: Sequence[PhaseError]) -> Iterator[Block]:
     """Errors of runs that the fit had not seen: by phase over all runs, and of every run's step."""
     if not rows:
-        yield Listing(items=("errors: no phase of these runs is predicted",))
+        yield Listing(("errors: no phase of these runs is predicted",))
         return
     phases = list(dict.fromkeys(e.phase for e in sorted(rows, key=lambda e: e.phase == STEP)))
     yield table_of(

@@ -1,20 +1,37 @@
-"""Alternatives beside the answer: why not another choice, and the front of time, memory and risk."""
+"""Alternatives beside the answer: why not another choice, the front, and the plan of the other side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.kinds import BYTES, DECIMALS, NAME, NUMBER, SECONDS, SHARE, TENTHS
 from rlhfsim.present.answers.tree import Block, Column, Note, TypedTable, table_of
-from rlhfsim.present.tables import WORDS, each, fields
+from rlhfsim.present.tables import (
+    BYTES,
+    DECIMALS,
+    NAME,
+    NUMBER,
+    PROBABILITY,
+    SECONDS,
+    SHARE,
+    STEP,
+    STEP_ENDS,
+    TENTHS,
+    WORDS,
+    each,
+    fields,
+)
 from rlhfsim.present.verdict import assumed, learning
 from rlhfsim.present.words import component_text, layout_labels, percent, size
 from rlhfsim.search.explain import CLEAR, Term, kind
 from rlhfsim.search.pareto import FrontPoint
+from rlhfsim.specs.frameworks.runs import OWN
+from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.measured import compared
 from rlhfsim.what_if.why_not import MissingBytes, WhyNot
 
 ROWS = 5
@@ -180,3 +197,46 @@ def plan_dict(plan: Plan, asked: Workload | None = None) -> dict[str, Any]:
         "workload": whole["workload"],
         "nearest": whole.get("nearest"),
     }
+
+
+# --- next to a production framework whose runs were compared --------------------------------------------
+
+
+def side_table(chosen: Plan, other: Plan, chances: tuple[float, float]) -> TypedTable:
+    """The chosen plan first, then that of the other side; `chances`: that each fits and meets all targets."""
+    return table_of(
+        "Next to a framework whose runs were compared",
+        zip("* ", (chosen, other), chances, strict=True),
+        Column("", lambda row: row[0].strip(), NAME),
+        Column("run by", lambda row: row[1].framework, NAME),
+        Column("training", lambda row: BACKENDS[row[1].placement.backend].title, NAME),
+        Column("step", 1, STEP),
+        Column("P10-P90", 1, STEP_ENDS),
+        Column("USD", lambda row: row[1].prediction.usd_per_step, NUMBER.where("unknown")),
+        Column("likely", 2, PROBABILITY),
+        Column("its figures", lambda row: evidence(row[1].framework or ""), NAME),
+        style=lambda row: "bold green" if row[1] is chosen else "",
+        look="bare",
+    )
+
+
+def evidence(framework: str) -> str:
+    """`56 runs compared, off by 10 %`: published runs of a framework, and our median error on them."""
+    errors = compared(framework)
+    if errors:
+        return f"{len(errors)} runs compared, off by {percent(median(map(abs, errors)))}"
+    return "run on CPUs, never compared" if framework == OWN else "never compared with a run"
+
+
+def side_records(chosen: Plan, other: Plan, chances: tuple[float, float]) -> Iterator[dict[str, Any]]:
+    """The same for machines."""
+    for plan, chance in zip((chosen, other), chances, strict=True):
+        errors = compared(plan.framework or "")
+        yield {
+            "framework": plan.framework,
+            "leads": plan is chosen,
+            "fits_and_meets": chance,
+            "runs_compared": len(errors),
+            "median_error": median(map(abs, errors)) if errors else None,
+            **plan_dict(plan),
+        }

@@ -9,11 +9,20 @@ from typing import Any
 
 from rlhfsim.plan import Prediction
 from rlhfsim.present.answers.choices import plan_dict
-from rlhfsim.present.answers.kinds import BYTES, COARSE_ENDS, COUNT, ENDS, NUMBER, PROBABILITY, SECONDS, SHARE
 from rlhfsim.present.answers.odds import CERTAIN, TITLES, odds_dict
 from rlhfsim.present.answers.tree import Column, Listing, Page, TypedTable, answer, table_of
 from rlhfsim.present.plan_words import batch, trained
-from rlhfsim.present.tables import fields
+from rlhfsim.present.tables import (
+    BYTES,
+    COARSE_ENDS,
+    COUNT,
+    ENDS,
+    NUMBER,
+    PROBABILITY,
+    SECONDS,
+    SHARE,
+    fields,
+)
 from rlhfsim.present.verdict import assumed, learning
 from rlhfsim.present.words import percent, plural, signed
 from rlhfsim.search.requirements import Requirement, Verdict
@@ -37,7 +46,7 @@ def choose_page(
     return answer(
         "rlhfsim.choose/2",
         table(options, listed, targets, steps) if listed else None,
-        Listing(items=tuple(notes(options, listed, targets, steps))),
+        Listing(tuple(notes(options, listed, targets, steps))),
         title=trained(plan) if plan else "",
         subtitle=batch(plan) if plan else "",
         verdict=trouble or "",

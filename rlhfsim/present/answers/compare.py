@@ -14,7 +14,6 @@ from rlhfsim.interchange.rlhfsim.metrics import read_metrics
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.answers.doctor import risk_text, said
-from rlhfsim.present.answers.kinds import DIFFERENCE, FIGURE, NUMBER, QUANTITY, RATIO, SECONDS
 from rlhfsim.present.answers.tree import (
     Block,
     Code,
@@ -38,7 +37,7 @@ from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.pages.headline import heading
 from rlhfsim.present.pages.learnt import learnt
 from rlhfsim.present.plan_words import header_rows
-from rlhfsim.present.tables import REST
+from rlhfsim.present.tables import DIFFERENCE, FIGURE, NUMBER, QUANTITY, RATIO, REST, SECONDS
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis
 
 REWARD = "reward/mean"
@@ -108,20 +107,17 @@ def _tiles(answer: SideBySide, trace: Path | None) -> Iterator[Tile]:
     step, reward = answer.found.step, rewards(answer)
     if step.measured_s is not None and step.predicted_s is not None:
         late = f"90th percentile {SECONDS.shown(step.p90_s or step.measured_s)}"
-        yield Tile(label="Measured step", value=step.measured_s, kind=SECONDS, detail=late, mark=mark(answer))
+        yield Tile("Measured step", step.measured_s, kind=SECONDS, detail=late, mark=mark(answer))
         ends = (step.low_s or 0.0, step.high_s or 0.0)
-        yield Tile(label="Predicted step", value=step.predicted_s, kind=SECONDS, range=ends)
-        yield Tile(label="Measured / predicted", value=step.ratio, kind=RATIO, detail="1 is exact")
+        yield Tile("Predicted step", step.predicted_s, kind=SECONDS, range=ends)
+        yield Tile("Measured / predicted", step.ratio, kind=RATIO, detail="1 is exact")
     if len(reward) > 1:
         first, *_, last = reward.values()
         yield Tile(
-            label="Mean reward",
-            value=last,
-            kind=NUMBER,
-            detail=f"in the last step; {NUMBER.shown(first)} in the first",
+            "Mean reward", last, kind=NUMBER, detail=f"in the last step; {NUMBER.shown(first)} in the first"
         )
     if trace is not None:
-        yield Tile(label="Trace", value=str(trace), detail="open it at https://ui.perfetto.dev")
+        yield Tile("Trace", str(trace), detail="open it at https://ui.perfetto.dev")
 
 
 def rewards(answer: SideBySide) -> dict[int, float]:
@@ -139,16 +135,16 @@ def _sections(answer: SideBySide, diagnosis: Diagnosis | None) -> Iterator[PageS
         yield section("where", "Where the time went", _where(answer))
         if changes := tuple(_changes(answer, diagnosis)):
             heading = "What to change, each on top of those above it"
-            yield section("keys", heading, Listing(items=changes))
+            yield section("keys", heading, Listing(changes))
     if timed:
         yield section(
             "time", "One iteration, predicted and measured", figures_run.timeline(answer), asked=True
         )
-    none = Listing(title="No phase was both predicted and timed", items=())
+    none = Listing((), "No phase was both predicted and timed")
     yield section("by-phase", "Phase by phase", figures_run.phases(answer) or none)
     if answer.gap is not None:
         yield section("why", "Where the difference comes from", figures_steps.gap(answer.gap))
-    memory = figures_steps.memory(answer.memory) or Listing(items=("The run recorded no memory",))
+    memory = figures_steps.memory(answer.memory) or Listing(("The run recorded no memory",))
     yield section("bytes", "Memory", memory)
     yield section("amounts", "Tokens and bytes", _amounts(answer))
     if timed:
@@ -157,7 +153,7 @@ def _sections(answer: SideBySide, diagnosis: Diagnosis | None) -> Iterator[PageS
     if found := tuple(learnt(answer.run.folder)):
         yield section("learnt", "What it learnt", *found, asked=True)
     if answer.notes:
-        yield section("notes", "Notes", Listing(items=answer.notes, mark="warn"))
+        yield section("notes", "Notes", Listing(answer.notes, mark="warn"))
 
 
 def _where(answer: SideBySide) -> TypedTable:
@@ -221,7 +217,7 @@ def _behind(answer: SideBySide, commands: str) -> Iterator[PageSection]:
     yield section(
         "reproduce",
         "Reproduce",
-        Code(title="Commands", text=commands),
+        Code("Commands", commands),
         reproduce.hashes(answer.plan),
         pairs(
             f"Libraries of the run, on {answer.run.device}",

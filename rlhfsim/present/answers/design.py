@@ -11,19 +11,16 @@ from rlhfsim.interchange.export import exporters, is_written, unsaid_of
 from rlhfsim.plan import Plan, PlannedHardware
 from rlhfsim.present import plan_words
 from rlhfsim.present import verdict_lines as lines
-from rlhfsim.present.answers import side_by_side
-from rlhfsim.present.answers.choices import missing_dict, plan_dict, whynot_dict
+from rlhfsim.present.answers.choices import missing_dict, plan_dict, side_records, side_table, whynot_dict
 from rlhfsim.present.answers.design_details import Extras, asked, details
-from rlhfsim.present.answers.kinds import COUNT, NAME, NUMBER, PROBABILITY, SECONDS, ValueKind
 from rlhfsim.present.answers.odds import odds_dict, quantiles, summary
 from rlhfsim.present.answers.plan_blocks import TINY, phases, targets
 from rlhfsim.present.answers.ranking import proof, rounded, unlisted
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, section, table_of
-from rlhfsim.present.known import known, nearest_short
+from rlhfsim.present.known import known, nearest_short, sampling
 from rlhfsim.present.plan_words import energy_text, money_text, speed
-from rlhfsim.present.sampling import sampling
-from rlhfsim.present.tables import NEVER, each, fields
+from rlhfsim.present.tables import COUNT, NAME, NEVER, NUMBER, PROBABILITY, SECONDS, ValueKind, each, fields
 from rlhfsim.present.words import signed
 from rlhfsim.search.requirements import Verdict
 from rlhfsim.specs.frameworks.runs import ANY, OWN, Known, framework
@@ -63,7 +60,7 @@ def _first(answer: Design, extras: Extras, out: str, detail: Collection[str]) ->
         yield targets(with_run)
     yield from _meeting(extras)
     if answer.other_side is not None and extras.side is not None:
-        yield side_by_side.table(plan, answer.other_side, extras.side)
+        yield side_table(plan, answer.other_side, extras.side)
     yield roles(plan)
     yield phases(plan, tiny=TINY)
     if others := unlisted(answer):
@@ -267,7 +264,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
         "gains": [gain_dict(g) for g in answer.gains],
         "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,
         "unsaid": list(_unsaid(answer)),
-        "side_by_side": [*side_by_side.records(chosen, answer.other_side, extras.side)]
+        "side_by_side": [*side_records(chosen, answer.other_side, extras.side)]
         if chosen and answer.other_side and extras.side
         else [],
         "learning_gain": gain_dict(answer.learning_gain) if answer.learning_gain else None,

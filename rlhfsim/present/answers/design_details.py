@@ -9,7 +9,6 @@ from rlhfsim.choice import BreakEven
 from rlhfsim.plan import AskedRun
 from rlhfsim.present import findings
 from rlhfsim.present.answers.choices import front_table, whynot
-from rlhfsim.present.answers.kinds import COARSE, SECONDS, kind_of
 from rlhfsim.present.answers.plan_blocks import memory, phases, sureness, wants
 from rlhfsim.present.answers.ranking import considered, ranking
 from rlhfsim.present.answers.tree import (
@@ -24,6 +23,7 @@ from rlhfsim.present.answers.tree import (
     table_of,
 )
 from rlhfsim.present.known import known
+from rlhfsim.present.tables import COARSE, SECONDS, kind_of
 from rlhfsim.present.verdict import layout_words
 from rlhfsim.present.words import signed
 from rlhfsim.search.explain import best_name

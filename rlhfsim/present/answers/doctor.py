@@ -11,11 +11,10 @@ from rlhfsim.interchange.configuration.keys import Unread
 from rlhfsim.memory.ledger import LIKELY, LedgerPhase
 from rlhfsim.plan import Plan
 from rlhfsim.present import plan_words
-from rlhfsim.present.answers.kinds import THOUSANDTHS
 from rlhfsim.present.answers.plan_blocks import phases
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import Block, FactList, Listing, Note, Page, PageSection, section
-from rlhfsim.present.tables import each
+from rlhfsim.present.tables import THOUSANDTHS, each
 from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
 from rlhfsim.what_if.doctor.certainty import computed, reasons, riskiest
@@ -164,7 +163,7 @@ def _sections(answer: Diagnosis, repaired: ChangedFile | None) -> Iterator[PageS
     found = (f.what + (f"; {f.remedy}" if f.remedy else "") for f in answer.findings if not f.stops)
     for name, told in (("found", found), ("not read", _unread(answer)), ("assumed", _assumed(answer))):
         if items := tuple(told):
-            yield section(name.replace(" ", "-"), name, Listing(items=items))
+            yield section(name.replace(" ", "-"), name, Listing(items))
     if repaired is not None:
         figures = _figures(repaired.judged, answer.judged)
         heading = f"written to {repaired.path}, read and priced again: {figures}"

@@ -12,8 +12,7 @@ from rlhfsim.present.answers import plan_blocks as blocks
 from rlhfsim.present.answers.odds import asked_data, told
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import Block, FactList, Note, Page, answer
-from rlhfsim.present.known import known, nearest_short
-from rlhfsim.present.sampling import sampling
+from rlhfsim.present.known import known, nearest_short, sampling
 from rlhfsim.search.requirements import verdicts_of
 from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.estimate import Planned

@@ -31,8 +31,8 @@ def page(found: Exported, out: Path, rejected_by: str | None = None) -> Page:
         mark="bad",
         sections=(
             *settings,
-            section("notes", "", Listing(items=tuple(notes), mark="warn")),
-            section("next", "", Code(title="next", text=f"cd {out} && {found.start}")),
+            section("notes", "", Listing(tuple(notes), mark="warn")),
+            section("next", "", Code("next", f"cd {out} && {found.start}")),
         ),
         data={
             "framework": found.framework,

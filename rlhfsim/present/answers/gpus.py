@@ -6,19 +6,21 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from rlhfsim import units
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.tree import Column, Page, Tile, TypedTable, answer, hidden, table_of
+from rlhfsim.present.tables import (
     ALIASES,
     BYTES,
     COUNT,
+    CUT,
     PRICE,
     QUANTITIES,
     QUANTITY,
     RATE,
+    REST,
     SPEED,
     ValueKind,
+    fields,
 )
-from rlhfsim.present.answers.tree import Column, Page, Tile, TypedTable, answer, hidden, table_of
-from rlhfsim.present.tables import CUT, REST, fields
 from rlhfsim.present.words import plural
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.specs.hardware.hardware import Profile
@@ -120,7 +122,7 @@ def sheet(profile: Profile) -> Page:
             Column("source", lambda item: item[1].source, fit=REST),
         ),
         title=profile.title,
-        tiles=tuple(Tile(label=label, value=value) for label, value in tiles.items()),
+        tiles=tuple(Tile(label, value) for label, value in tiles.items()),
         data={"gpus": [details]},
     )
 

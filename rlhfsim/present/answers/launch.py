@@ -9,8 +9,10 @@ from typing import Any
 from rlhfsim.calibration.comparison.phases import rows, warm
 from rlhfsim.interchange.rlhfsim.listening import listening
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.cells import Spark
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.plan_blocks import header, notes
+from rlhfsim.present.answers.roles import roles
+from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, answer, table_of
+from rlhfsim.present.tables import (
     BAR,
     BYTES,
     DECIMALS,
@@ -21,13 +23,13 @@ from rlhfsim.present.answers.kinds import (
     SECONDS,
     SHARE,
     THREE_DIGITS,
+    Spark,
     ValueKind,
+    added,
+    each,
+    fields,
     fixed_to,
 )
-from rlhfsim.present.answers.plan_blocks import header, notes
-from rlhfsim.present.answers.roles import roles
-from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, answer, table_of
-from rlhfsim.present.tables import added, each, fields
 from rlhfsim.present.words import decimals, lengths, size
 from rlhfsim.specs.placement.scaling import Replaced
 from rlhfsim.specs.placement.software import Software

@@ -9,7 +9,6 @@ import numpy as np
 
 from rlhfsim.plan import Prediction, RunTarget
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, DURATION, ERROR, MONEY, NUMBER, PROBABILITY, SECONDS, SHARE
 from rlhfsim.present.answers.odds import asked_data
 from rlhfsim.present.answers.tree import (
     Column,
@@ -26,7 +25,7 @@ from rlhfsim.present.answers.tree import (
 )
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.plan_words import hardware_text, trained
-from rlhfsim.present.tables import fields
+from rlhfsim.present.tables import COUNT, DURATION, ERROR, MONEY, NUMBER, PROBABILITY, SECONDS, SHARE, fields
 from rlhfsim.search.requirements import shown
 from rlhfsim.verdict import target_text
 from rlhfsim.what_if.long_run.replanning import WORTH, PlannedStretch, RunPlan
@@ -109,13 +108,13 @@ def _tiles(answer: RunPlan, chosen: Odds | None) -> Iterator[Tile]:
     if chosen is None or chosen.run_s is None:
         return
     low, middle, high = chosen.run_s
-    yield Tile(label="Done in", value=middle, kind=DURATION, range=(low, high))
+    yield Tile("Done in", middle, kind=DURATION, range=(low, high))
     if chosen.usd:
         low, middle, high = chosen.usd
-        yield Tile(label="Cost", value=middle, kind=MONEY, range=(low, high))
+        yield Tile("Cost", middle, kind=MONEY, range=(low, high))
     tightest = "the tightest stretch decides"
-    yield Tile(label="Fits all the way", value=chosen.fits, kind=PROBABILITY, detail=tightest)
-    yield Tile(label="Best plan of the start", value=_misfit(answer))
+    yield Tile("Fits all the way", chosen.fits, kind=PROBABILITY, detail=tightest)
+    yield Tile("Best plan of the start", _misfit(answer))
 
 
 def _misfit(answer: RunPlan) -> str:
@@ -125,11 +124,11 @@ def _misfit(answer: RunPlan) -> str:
 
 def _sections(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> Iterator[PageSection]:
     if chosen is None:
-        yield section("unfit", "What would fit", Listing(items=_remedies(answer)))
+        yield section("unfit", "What would fit", Listing(_remedies(answer)))
         return
     if chosen.verdicts:
         yield section("targets", "Targets", _targets(chosen))
-    yield section("plans", "One plan or several", Listing(items=tuple(_choice(answer, chosen, fixed))))
+    yield section("plans", "One plan or several", Listing(tuple(_choice(answer, chosen, fixed))))
     yield section("run", "The run", lengths_figure(answer), steps_figure(answer), stretches_table(answer))
     yield section("assumed", "What is assumed", _assumed(answer), appendix=True)
 

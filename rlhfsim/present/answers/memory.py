@@ -11,10 +11,9 @@ from rlhfsim.memory.checkpoints import beside, copied_bytes
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.present import plan_words
 from rlhfsim.present.answers import plan_blocks as blocks
-from rlhfsim.present.answers.kinds import GIGABYTES, NAME, RIGHT
 from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, answer, table_of
 from rlhfsim.present.basis import capacity_of, profile_under
-from rlhfsim.present.tables import added, each
+from rlhfsim.present.tables import GIGABYTES, NAME, RIGHT, added, each
 from rlhfsim.present.words import component_text, percent, size
 from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.model.roles import models_of

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rlhfsim.present.answers.kinds import ALIASES, BYTES, COUNT, PARAMETERS
 from rlhfsim.present.answers.tree import Column, Page, TypedTable, answer, facts, hidden, table_of
-from rlhfsim.present.tables import CUT, fields
+from rlhfsim.present.tables import ALIASES, BYTES, COUNT, CUT, PARAMETERS, fields
 from rlhfsim.present.words import plural
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import aliases

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhfsim.plan import AskedRun, Plan, RunOdds
-from rlhfsim.present.answers.cells import Word
-from rlhfsim.present.answers.kinds import NUMBER, USD
-from rlhfsim.present.tables import fields
+from rlhfsim.present.tables import NUMBER, USD, Word, fields
 from rlhfsim.present.words import likely, percent
 from rlhfsim.search.requirements import meets_all, shown, verdicts_of
 from rlhfsim.units import DAY, HOUR

@@ -9,12 +9,24 @@ from rlhfsim import units
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import plan_words
 from rlhfsim.present.answers import odds
-from rlhfsim.present.answers.cells import Bar, Stretch, Word
-from rlhfsim.present.answers.kinds import BAR, BYTES, DECIMAL_ENDS, DECIMALS, NAME, RIGHT, SHARE, fixed_to
 from rlhfsim.present.answers.tree import Block, Column, FactList, Legend, Note, TypedTable, table_of
-from rlhfsim.present.basis import capacity_of, evidence, profile_under
-from rlhfsim.present.memory import State, states
-from rlhfsim.present.tables import CUT, Fit, fields
+from rlhfsim.present.basis import State, capacity_of, evidence, profile_under, states
+from rlhfsim.present.tables import (
+    BAR,
+    BYTES,
+    CUT,
+    DECIMAL_ENDS,
+    DECIMALS,
+    NAME,
+    RIGHT,
+    SHARE,
+    Bar,
+    Fit,
+    Stretch,
+    Word,
+    fields,
+    fixed_to,
+)
 from rlhfsim.present.words import MEMORY_GROUPS, RESOURCES, decimals, is_move, size
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.trace import WAIT

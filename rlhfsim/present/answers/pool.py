@@ -6,18 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import (
-    COUNT,
-    DURATION,
-    FACTOR,
-    MONEY,
-    NAMES,
-    PLAN,
-    PROBABILITY,
-    SECONDS,
-    SHARE,
-    START,
-)
 from rlhfsim.present.answers.tree import (
     Column,
     Figure,
@@ -31,7 +19,20 @@ from rlhfsim.present.answers.tree import (
     table_of,
 )
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import compact, fields
+from rlhfsim.present.tables import (
+    COUNT,
+    DURATION,
+    FACTOR,
+    MONEY,
+    NAMES,
+    PLAN,
+    PROBABILITY,
+    SECONDS,
+    SHARE,
+    START,
+    compact,
+    fields,
+)
 from rlhfsim.units import DAY
 from rlhfsim.what_if.shared_pool.answer import SAVED, PoolAnswer
 from rlhfsim.what_if.shared_pool.schedule import PoolMode, PoolOption, PoolPlan, ScheduledMode, pairs_well
@@ -116,11 +117,11 @@ def _tiles(answer: PoolAnswer) -> Iterator[Tile]:
     asked = f"{least}; asked for: {words.percent(answer.confidence)}"
     last, rent = "the median of the last end", "rent of the whole pool until then"
     used = "of the GPU time until then GPUs work"
-    yield Tile(label="Least sure deadline", value=chance, kind=PROBABILITY, detail=asked)
-    yield Tile(label="All done after", value=answer.plan.makespan_s, kind=DURATION, detail=last)
-    yield Tile(label="Goodput", value=answer.goodput, kind=SHARE, detail=used)
+    yield Tile("Least sure deadline", chance, kind=PROBABILITY, detail=asked)
+    yield Tile("All done after", answer.plan.makespan_s, kind=DURATION, detail=last)
+    yield Tile("Goodput", answer.goodput, kind=SHARE, detail=used)
     if answer.usd is not None:
-        yield Tile(label="Price", value=answer.usd, kind=MONEY, detail=rent)
+        yield Tile("Price", answer.usd, kind=MONEY, detail=rent)
 
 
 def _sections(answer: PoolAnswer) -> Iterator[PageSection]:
@@ -128,7 +129,7 @@ def _sections(answer: PoolAnswer) -> Iterator[PageSection]:
     if plan is not None:
         yield section("schedule", "Schedule", schedule_figure(answer, plan), jobs_table(answer, plan))
     if answer.pairs:
-        note = Listing(items=(_pairing(answer), *_apart(answer)))
+        note = Listing((_pairing(answer), *_apart(answer)))
         yield section("pairs", "Who may share GPUs", pairs_table(answer), note)
     yield section("options", "What was priced", options_table(answer), appendix=True)
 

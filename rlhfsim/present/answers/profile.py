@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry
 from rlhfsim.calibration.micro_benchmarks.profile import MeasuredProfile
-from rlhfsim.present.answers.kinds import COUNT, QUANTITIES, QUANTITY
 from rlhfsim.present.answers.tree import Code, Column, Listing, Page, answer, table_of
+from rlhfsim.present.tables import COUNT, QUANTITIES, QUANTITY
 from rlhfsim.specs.hardware.measured import Session
 
 SCHEMA = "rlhfsim.profile-measure/1"
@@ -42,8 +42,8 @@ def page(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -
     return answer(
         SCHEMA,
         table,
-        Listing(items=(*(f"check: {note}" for note in made.notes), *unknown), mark="warn"),
-        Code(title="next", text=f"rlhfsim design --gpu {name} --gpus {gpus} --model path/to/config.json"),
+        Listing((*(f"check: {note}" for note in made.notes), *unknown), mark="warn"),
+        Code("next", f"rlhfsim design --gpu {name} --gpus {gpus} --model path/to/config.json"),
         title=f"{session.machine.words}; the profile extends {made.base}",
         verdict=f"wrote {out}",
         data={

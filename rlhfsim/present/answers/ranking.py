@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.present import words
 from rlhfsim.present.answers.choices import short_kind
-from rlhfsim.present.answers.kinds import COUNT, FINE_SHARE, NAME, NUMBER, RIGHT, SHARE, STEP, STEP_ENDS
 from rlhfsim.present.answers.tree import Column, Note, TypedTable, table_of
+from rlhfsim.present.tables import COUNT, FINE_SHARE, NAME, NUMBER, RIGHT, SHARE, STEP, STEP_ENDS
 from rlhfsim.specs.placement.backends import sums_fp32
 from rlhfsim.units import TERA
 from rlhfsim.what_if.design import Design

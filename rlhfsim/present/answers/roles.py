@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.kinds import COUNT, NAME, RIGHT
 from rlhfsim.present.answers.tree import Column, Look, TypedTable, table_of
-from rlhfsim.present.tables import NEVER, REST, WORDS
+from rlhfsim.present.tables import COUNT, NAME, NEVER, REST, RIGHT, WORDS
 from rlhfsim.present.verdict import layout_words
 from rlhfsim.present.words import percent
 from rlhfsim.specs.placement.backends import sums_fp32

@@ -10,8 +10,10 @@ from typing import Any
 from rlhfsim import units
 from rlhfsim.present import plan_words
 from rlhfsim.present.answers import tree
-from rlhfsim.present.answers.cells import Bar, Spark, Stretch, Word
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.plan_blocks import header, notes, phases, rejection
+from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, table_of
+from rlhfsim.present.chrome_trace import chrome_path
+from rlhfsim.present.tables import (
     BAR,
     BYTES,
     COUNT,
@@ -21,12 +23,13 @@ from rlhfsim.present.answers.kinds import (
     RIGHT,
     SHARE,
     SHORT_SECONDS,
+    Bar,
+    Spark,
+    Stretch,
+    Word,
+    fields,
     fixed_to,
 )
-from rlhfsim.present.answers.plan_blocks import header, notes, phases, rejection
-from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, table_of
-from rlhfsim.present.chrome_trace import chrome_path
-from rlhfsim.present.tables import fields
 from rlhfsim.present.words import decimals, percent, plural, short_seconds, signed, size
 from rlhfsim.simulation.summary import PoolRun, Simulation
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rlhfsim.present import plan_words
 from rlhfsim.present.answers import odds as odds_view
 from rlhfsim.present.answers.choices import plan_dict
-from rlhfsim.present.answers.kinds import COUNT, DASH, NUMBER, PROBABILITY, SECONDS, kind_of
 from rlhfsim.present.answers.plan_blocks import targets
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import (
@@ -26,7 +24,7 @@ from rlhfsim.present.answers.tree import (
     section,
     table_of,
 )
-from rlhfsim.present.tables import fields
+from rlhfsim.present.tables import COUNT, DASH, NUMBER, PROBABILITY, SECONDS, fields, kind_of
 from rlhfsim.present.words import layout_labels, percent
 from rlhfsim.search.explain import kind
 from rlhfsim.search.requirements import Requirement
@@ -64,12 +62,12 @@ def size_page(found: Sizing, targets: Sequence[Requirement], confidence: float) 
 def _sections(found: Sizing) -> Iterator[PageSection]:
     best, plan = found.best, found.best.plan if found.best else None
     if plan is not None:
-        yield section("targets", "targets", replace(targets(plan), look="ruled"))
+        yield section("targets", "targets", targets(plan)._replace(look="ruled"))
     tried = _trials(found.trials, style=lambda trial: "bold green" if trial is best else "")
-    yield section("tried", "what was tried", tried, Listing(items=tuple(_notes(found))))
+    yield section("tried", "what was tried", tried, Listing(tuple(_notes(found))))
     if plan is not None:
         rows = plan_words.verdict(plan) | odds_view.told(plan)
-        about = Listing(items=(plan_words.task(plan), plan_words.batch(plan)))
+        about = Listing((plan_words.task(plan), plan_words.batch(plan)))
         yield section(
             "plan", "the plan", about, pairs("", rows.items()), roles(plan, decoded=False, look="ruled")
         )

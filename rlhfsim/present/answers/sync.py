@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rlhfsim.kernels.wan import wan_rate
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.tree import Column, Page, answer, hidden, table_of
+from rlhfsim.present.regions import link_words, reached
+from rlhfsim.present.tables import (
     BYTES,
     DECIMAL_ENDS,
     DECIMALS,
@@ -17,11 +19,9 @@ from rlhfsim.present.answers.kinds import (
     RATE,
     SECONDS,
     YES,
+    Fit,
     ValueKind,
 )
-from rlhfsim.present.answers.tree import Column, Page, answer, hidden, table_of
-from rlhfsim.present.regions import link_words, reached
-from rlhfsim.present.tables import Fit
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.weight_sync.endpoints import Route

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, DURATION, NUMBER, PROBABILITY, SECONDS
 from rlhfsim.present.answers.tree import (
     Column,
     Figure,
@@ -17,6 +16,7 @@ from rlhfsim.present.answers.tree import (
     table_of,
 )
 from rlhfsim.present.html import plots, theme
+from rlhfsim.present.tables import COUNT, DURATION, NUMBER, PROBABILITY, SECONDS
 from rlhfsim.units import likely
 from rlhfsim.what_if.time_to_reward import SEEN_AGE, SURE, Reached, TimeToReward
 

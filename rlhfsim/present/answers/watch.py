@@ -10,9 +10,9 @@ from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.watching.causes import MEASURES, Cause, Condition
 from rlhfsim.calibration.watching.standing import Standing
 from rlhfsim.calibration.watching.trend import Trend
-from rlhfsim.present.answers.kinds import COUNT, RATIO, TENTHS
 from rlhfsim.present.answers.tree import Column, Page, TypedTable, answer, facts, table_of
 from rlhfsim.present.figures.run import SECONDS_OF_PHASES
+from rlhfsim.present.tables import COUNT, RATIO, TENTHS
 from rlhfsim.present.words import percent, plural, short_seconds, size
 from rlhfsim.what_if.watch import Event, Judgement, Notice
 

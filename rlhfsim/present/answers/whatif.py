@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, NUMBER
 from rlhfsim.present.answers.tree import (
     Block,
     Changed,
@@ -27,6 +26,7 @@ from rlhfsim.present.figures import crossing as figures_crossing
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures import whatif as figures_whatif
 from rlhfsim.present.input_names import input_name
+from rlhfsim.present.tables import COUNT, NUMBER
 from rlhfsim.what_if.scenarios.against_base import asked, chosen, comes_out
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf
 
@@ -93,22 +93,22 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
     fastest = min(same, key=lambda p: p.seconds or 0.0)
     yield (
         Tile(
-            label="As it is",
-            value=words.seconds(result.base.seconds),
+            "As it is",
+            words.seconds(result.base.seconds),
             detail=f"a {result.per}, {COUNT.shown(result.base.gpus)} GPUs",
         )
         if result.base.seconds is not None
-        else Tile(label="As it is", value="does not fit", detail="", mark="bad")
+        else Tile("As it is", "does not fit", detail="", mark="bad")
     )
-    yield Tile(label="Fastest", value=words.seconds(fastest.seconds or 0.0), detail=fastest.name)
+    yield Tile("Fastest", words.seconds(fastest.seconds or 0.0), detail=fastest.name)
     priced = [p for p in same if p.usd is not None]
     if priced:
         cheapest = min(priced, key=lambda p: p.usd or 0.0)
-        yield Tile(label="Cheapest", value=words.money(cheapest.usd or 0.0), detail=cheapest.name)
+        yield Tile("Cheapest", words.money(cheapest.usd or 0.0), detail=cheapest.name)
     missing = [p.name for p in result.everything if p.plan is None]
     yield Tile(
-        label="Points that fit",
-        value=f"{len(known)} of {len(result.everything)}",
+        "Points that fit",
+        f"{len(known)} of {len(result.everything)}",
         detail=(words.listed(missing) and f"not: {words.listed(missing)}") or "all of them",
         mark=mark(result),
     )
@@ -119,11 +119,11 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
     yield section("points", "Time against money", figures_whatif.pareto(result, points), points)
     yield section("layouts", "What is chosen at each point", layouts_table(result), asked=True)
     if result.tornado:
-        tornado = figures_whatif.tornado(result) or (Listing(title="No input can be drawn", items=()),)
+        tornado = figures_whatif.tornado(result) or (Listing((), "No input can be drawn"),)
         yield section("tornado", "What moves the answer", *tornado, asked=True)
     if result.break_evens:
         crossings = (figures_crossing.break_even(i, b) for i, b in enumerate(result.break_evens))
-        outcomes = Listing(items=tuple(f"{b.question} {b.outcome}" for b in result.break_evens))
+        outcomes = Listing(tuple(f"{b.question} {b.outcome}" for b in result.break_evens))
         yield section("break-evens", "Break-evens", outcomes, *crossings)
     yield section(
         "changes",
@@ -135,7 +135,7 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
         asked=True,
     )
     notes = tuple(words.capital(note) for note in _notes(result))
-    yield section("notes", "Notes", Listing(items=notes), asked=True)
+    yield section("notes", "Notes", Listing(notes), asked=True)
     if file:
         yield section(
             "calibration", "How right such predictions were", figures_trust.scatter(), appendix=True
@@ -173,7 +173,7 @@ def _notes(result: WhatIf) -> Iterator[str]:
 def _again(result: WhatIf, file: str) -> Iterator[Block]:
     p = result.provenance
     name = PurePath(p.scenario).name
-    yield Code(title="Commands", text=f"rlhfsim whatif {name} --out {file}\nrlhfsim report {file}")
+    yield Code("Commands", f"rlhfsim whatif {name} --out {file}\nrlhfsim report {file}")
     rows = [
         ("rlhfsim", p.rlhfsim_version),
         ("model (code and tables)", p.model_hash),
@@ -182,7 +182,7 @@ def _again(result: WhatIf, file: str) -> Iterator[Block]:
     ]
     yield pairs("Versions and hashes: equal ones give the same numbers", rows)
     if p.text:
-        yield Code(title=f"The scenario, {name}", text=p.text)
+        yield Code(f"The scenario, {name}", p.text)
 
 
 # --- what changes -----------------------------------------------------------------------------------
@@ -206,4 +206,4 @@ def _changed(base: PointResult, point: PointResult) -> Changed:
             by = f" ({words.signed(moved.relative)})" if moved.relative is not None else ""
             lines.append(("~", f"{moved.name}: {value_text(moved.before)} -> {value_text(moved.after)}{by}"))
     other = f" (other work: {words.work_parts(point.other_work)})" if point.other_work else ""
-    return Changed(title=f"{point.name}{other}", lines=tuple(lines))
+    return Changed(f"{point.name}{other}", tuple(lines))

@@ -1,13 +1,13 @@
-"""A typed table as texts: the step that terminal and pages share."""
+"""A typed table as texts, the step that terminal and pages share; and what JSON says of a page."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from rlhfsim.present.answers.cells import Bar, Spark, Word
-from rlhfsim.present.answers.tree import Column, Tile, TypedTable
-from rlhfsim.present.tables import NEVER, WORDS, Cell, worth
+from rlhfsim.present.answers.tree import Column, Figure, Page, Tile, TypedTable
+from rlhfsim.present.tables import NEVER, WORDS, Bar, Cell, Spark, Word, worth
 from rlhfsim.present.words import plural
 
 
@@ -79,3 +79,31 @@ def tile_texts(tile: Tile) -> tuple[str, str]:
     """Value and detail of a figure of the verdict."""
     ends = f"P10-P90 {' to '.join(map(tile.kind.shown, tile.range))}" if tile.range else ""
     return tile.kind.shown(tile.value), ", ".join(filter(None, (ends, tile.detail)))
+
+
+def page_data(shown: Page, where: Path) -> dict[str, Any]:
+    """The findings of `rlhfsim report`; schema in docs/report.md."""
+    return {
+        "schema": "rlhfsim.present.html/1",
+        "out": str(where),
+        "bytes": where.stat().st_size,
+        "title": shown.title,
+        "subtitle": shown.subtitle,
+        "verdict": shown.verdict,
+        "sure": list(shown.sure),
+        "tiles": [
+            dict(zip(("label", "value", "detail"), (t.label, *tile_texts(t)), strict=True))
+            for t in shown.tiles
+        ],
+        "sections": [
+            {
+                "heading": s.heading,
+                "figures": [
+                    {"key": b.key, "finding": b.title, "alt": b.alt}
+                    for b in s.blocks
+                    if isinstance(b, Figure)
+                ],
+            }
+            for s in shown.sections
+        ],
+    }

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import COUNT, DIFFERENCE, FIGURE, SHARE
 from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import compact, rounded
+from rlhfsim.present.tables import COUNT, DIFFERENCE, FIGURE, SHARE, compact, rounded
 from rlhfsim.search.explain import own_kind, shares
 from rlhfsim.units import HOUR, format
 from rlhfsim.what_if.sizing import Sizes

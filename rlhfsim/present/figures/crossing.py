@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import ValueKind, kind_of
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import compact, rounded
+from rlhfsim.present.tables import ValueKind, compact, kind_of, rounded
 from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.result import PointBreakEven
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import FIGURE, SHARE
 from rlhfsim.present.answers.tree import Column, Figure, table_of
-from rlhfsim.present.basis import Basis, capacity_of
+from rlhfsim.present.basis import Basis, State, capacity_of, states
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.memory import State, states
-from rlhfsim.present.tables import rounded
+from rlhfsim.present.tables import FIGURE, SHARE, rounded
 from rlhfsim.units import GB
 
 ROOM = 1.2

@@ -6,8 +6,8 @@ from itertools import groupby
 
 from rlhfsim.plan import Plan, RoleGpus
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT
 from rlhfsim.present.answers.tree import Column, EqualNodes, Figure, RoleLane, TypedTable, table_of
+from rlhfsim.present.tables import COUNT
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.roles import BY_NAME

@@ -11,11 +11,10 @@ from rlhfsim.calibration.comparison.phases import Comparison, PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.observation import step_windows
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import COUNT, ENDS, FIGURE, NUMBER, RATIO
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.figures.time import role_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added, compact, rounded
+from rlhfsim.present.tables import COUNT, ENDS, FIGURE, NUMBER, RATIO, added, compact, rounded
 from rlhfsim.trace import WAIT
 
 LABELLED = 0.08

@@ -9,11 +9,10 @@ from rlhfsim.calibration.comparison.gap import CAUSES, Gap
 from rlhfsim.calibration.comparison.memory import PhaseMemory
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import AMOUNTS, COUNT, DIFFERENCE, ENDS, FIGURE, RATIO
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.figures.run import MEASURED, PREDICTED
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import compact, rounded
+from rlhfsim.present.tables import AMOUNTS, COUNT, DIFFERENCE, ENDS, FIGURE, RATIO, compact, rounded
 from rlhfsim.units import GB
 
 TINY = 5e-4

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import FIGURE, YES
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added, compact, rounded
+from rlhfsim.present.tables import FIGURE, YES, added, compact, rounded
 from rlhfsim.search.explain import shares
 
 LABELLED = 0.07

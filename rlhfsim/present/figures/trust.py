@@ -12,10 +12,9 @@ from typing import Any
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import CHANGE, DIFFERENCE, FIGURE, FINE_SHARE, LIST, YES
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added
+from rlhfsim.present.tables import CHANGE, DIFFERENCE, FIGURE, FINE_SHARE, LIST, YES, added
 from rlhfsim.validation.scoreboard import committed
 
 SHOWN = 8

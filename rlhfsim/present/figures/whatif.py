@@ -8,22 +8,23 @@ from typing import Any, NamedTuple
 
 from rlhfsim.plan import Prediction
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.odds import CERTAIN, TITLES
+from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
+from rlhfsim.present.html import plots, theme
+from rlhfsim.present.input_names import input_name
+from rlhfsim.present.tables import (
     COUNT,
     DASH,
     DIFFERENCE,
     FIGURE,
     LIST,
+    NEVER,
     PROBABILITY,
     QUANTITIES,
     SECONDS,
     kind_of,
+    rounded,
 )
-from rlhfsim.present.answers.odds import CERTAIN, TITLES
-from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
-from rlhfsim.present.html import plots, theme
-from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import NEVER, rounded
 from rlhfsim.units import DAY, HOUR, Dimension
 from rlhfsim.what_if.scenarios.against_base import by, relative
 from rlhfsim.what_if.scenarios.points import worded

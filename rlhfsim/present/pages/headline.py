@@ -55,31 +55,25 @@ def tiles(plan: Plan) -> Iterator[Tile]:
     p = plan.prediction
     free = p.capacity_bytes - p.peak_memory_bytes
     yield Tile(
-        label="Step",
-        value=format(p.step_s, "s"),
-        detail=f"P10 to P90: {format(p.low_s, 's')} to {format(p.high_s, 's')}",
+        "Step", format(p.step_s, "s"), detail=f"P10 to P90: {format(p.low_s, 's')} to {format(p.high_s, 's')}"
     )
     if p.usd_per_step is None:
-        yield Tile(
-            label="Money", value="unknown", detail="no price for this hardware; give --price", mark="warn"
-        )
+        yield Tile("Money", "unknown", detail="no price for this hardware; give --price", mark="warn")
     elif plan.run_usd is None:
-        yield Tile(
-            label="Money per step", value=format(p.usd_per_step, "usd"), detail=" and ".join(_rents(plan))
-        )
+        yield Tile("Money per step", format(p.usd_per_step, "usd"), detail=" and ".join(_rents(plan)))
     yield from _run_tile(plan)
     risk = words.percent(p.probability_out_of_memory) if p.probability_out_of_memory > 0 else "no"
     room = words.size(free) if free > 0 else f"-{words.size(-free)}" if free < 0 else "none"
     yield Tile(
-        label="Memory left on the fullest GPU",
-        value=room,
+        "Memory left on the fullest GPU",
+        room,
         detail=f"of {words.size(p.capacity_bytes)}, in {words.call(p.peak_phase)}; {risk} risk of running "
         "out",
         mark=mark(plan),
     )
     yield Tile(
-        label="Speed and energy",
-        value=f"{significant(p.tokens_per_s_per_gpu)} tokens/s per GPU",
+        "Speed and energy",
+        f"{significant(p.tokens_per_s_per_gpu)} tokens/s per GPU",
         detail=f"{significant(p.kwh_per_step)} kWh and {significant(p.kg_co2e_per_step)} kg CO2e per step",
     )
 
@@ -100,8 +94,8 @@ def _run_tile(plan: Plan) -> Iterator[Tile]:
         return
     money = "" if plan.run_usd is None else f", {format(plan.run_usd, 'usd')}"
     yield Tile(
-        label=f"Run of {words.plural(run.steps, 'step')}",
-        value=f"{format(plan.run_s, 's')}{money}",
+        f"Run of {words.plural(run.steps, 'step')}",
+        f"{format(plan.run_s, 's')}{money}",
         detail=words.capital("; ".join(filter(None, (together(run), quantiles(run), *_rents(plan))))),
         mark="good" if meets_all(plan) else "bad",
     )

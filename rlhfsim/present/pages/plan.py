@@ -15,9 +15,8 @@ from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import time as figures_time
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.known import known
+from rlhfsim.present.known import known, sampling
 from rlhfsim.present.pages.headline import heading, mark, subtitle, tiles
-from rlhfsim.present.sampling import sampling
 from rlhfsim.search.explain import best_name
 from rlhfsim.search.request import STALE
 from rlhfsim.verdict import verdict
@@ -124,20 +123,20 @@ def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[PageSection]:
 
 def _candidates(plan: Plan, sizes: Sizes) -> Iterator[Block]:
     if plan.choice is None and not sizes.tried:
-        yield Listing(title="No candidates", items=(GIVEN,))
+        yield Listing((GIVEN,), "No candidates")
         return
     yield figures_choice.pareto(plan, sizes)
     if sizes.notes:
-        yield Listing(title="Notes on other sizes", items=sizes.notes)
+        yield Listing(sizes.notes, "Notes on other sizes")
 
 
 def _why(plan: Plan) -> Iterator[Block | None]:
     if plan.choice is None:
-        yield Listing(title="Why is not known", items=(GIVEN,))
+        yield Listing((GIVEN,), "Why is not known")
         return
     yield figures_choice.rival(plan, plan.choice)
     reasons = tuple(words.capital(words.called(r)) for r in plan.choice.reasons)
-    yield Listing(title="Why it won, and why not another", items=reasons)
+    yield Listing(reasons, "Why it won, and why not another")
 
 
 def certificate(choice: Choice) -> TypedTable:
@@ -163,18 +162,18 @@ def _doubts(known: Basis) -> Iterator[Block]:
     plan = known.plan
     figure = figures_trust.sensitivity(plan, known.cost) if known.cost is not None else None
     yield figure or Listing(
-        title="The doubt about the step cannot be split",
-        items=known.notes or ("no coefficient of this plan has an interval",),
+        known.notes or ("no coefficient of this plan has an interval",),
+        "The doubt about the step cannot be split",
         mark="warn",
     )
     if plan.choice is not None and plan.choice.break_evens is None:
-        yield Listing(title="What would change the choice", items=(findings.NOT_LOOKED_FOR,), mark="warn")
+        yield Listing((findings.NOT_LOOKED_FOR,), "What would change the choice", mark="warn")
     elif plan.choice is not None:
         yield figures_choice.break_evens(plan.choice) or Listing(
-            title=findings.break_evens(None, 1.0, ""),
-            items=(
+            (
                 "Tried one at a time: lengths, samples, prompts, network, GPU memory and "
                 "number of"
                 " GPUs, by factors of 2 to 8 either way.",
             ),
+            findings.break_evens(None, 1.0, ""),
         )

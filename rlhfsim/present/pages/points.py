@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, DURATION, FIGURE
 from rlhfsim.present.answers.tree import Code, Column, Explorer, Page, PointFilter, Tile, section, table_of
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import compact
+from rlhfsim.present.tables import COUNT, DURATION, FIGURE, compact
 from rlhfsim.provenance import installed_version
 from rlhfsim.what_if.scenarios.point_table import PointTable, read_points
 
@@ -36,18 +35,13 @@ def points_page(path: Path, *, title: str | None = None) -> Page:
         mark="good" if fits == points.count else "warn" if fits else "bad",
         sure=("Every point is designed anew; the table has P10 and P90 of each step.",),
         tiles=(
-            Tile(label="Points", value=f"{points.count:,}", detail="the base among them"),
-            Tile(label="With a plan that fits", value=f"{fits:,}", detail=f"of {points.count:,}"),
-            Tile(label="Of the base's work", value=f"{len(points.alike):,}", detail="compared as they are"),
+            Tile("Points", f"{points.count:,}", detail="the base among them"),
+            Tile("With a plan that fits", f"{fits:,}", detail=f"of {points.count:,}"),
+            Tile("Of the base's work", f"{len(points.alike):,}", detail="compared as they are"),
         ),
         sections=(
             section("points", "All points", _explorer(points)),
-            section(
-                "reproduce",
-                "Reproduce",
-                Code(title="Commands", text=f"rlhfsim report {path.name}"),
-                appendix=True,
-            ),
+            section("reproduce", "Reproduce", Code("Commands", f"rlhfsim report {path.name}"), appendix=True),
         ),
         version=installed_version("rlhfsim"),
     )
