@@ -6,10 +6,9 @@ What is given is data: it is parsed and never run, names no other file, and is b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
@@ -38,8 +37,7 @@ FORMS = (".csv", ".json", ".jsonl", ".log")
 HINT = "Paste a launch script, a configuration or the log of a run, or drop its file here."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastedAnswer:
+class PastedAnswer(NamedTuple):
     """What is said of a script or a log."""
 
     title: str

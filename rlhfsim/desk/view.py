@@ -13,20 +13,19 @@ from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.answers.tree import Block, Changed, Code, Listing, Mark
 from rlhfsim.present.basis import basis
-from rlhfsim.present.changes import folded, leaf_text, mark, mark_of, value_text
+from rlhfsim.present.changes import changed_line, figure_line, folded, mark
 from rlhfsim.present.changes import summary as sentence
 from rlhfsim.present.figures import choice as figures_choice
 from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import time as figures_time
 from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.html.page import MARKS
-from rlhfsim.present.input_names import input_name
 from rlhfsim.present.pages.headline import mark as mark_of_plan
 from rlhfsim.present.pages.headline import subtitle
 from rlhfsim.present.pages.headline import tiles as tiles_of
 from rlhfsim.search.requirements import Verdict, meets_all, shown, verdicts_of
 from rlhfsim.verdict import verdict
-from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff, predicted
+from rlhfsim.what_if.differences import Side, diff, predicted
 
 AT = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 """Relation of a target in words."""
@@ -161,23 +160,13 @@ def against(base: Answer | None, answer: Answer) -> list[Block]:
     found = diff(*(Side(title=t, plan=p, outcome=predicted(p), measured=False) for t, p in plans.items()))
     if found.empty:
         return [Changed(title, (("", "nothing differs"),))]
-    rest = *map(_field, folded(found.choice)), *map(_outcome, found.outcome)
+    moved = ((mark(x.before, x.after), figure_line(x, words.call(x.name))) for x in found.outcome)
+    rest = *map(changed_line, folded(found.choice)), *moved
     more = [Changed("Plan and outcome", rest)] if rest else []
     return [
         Changed(
-            f"Against the pinned question: {sentence(found)}", tuple(map(_field, folded(found.question)))
+            f"Against the pinned question: {sentence(found)}",
+            tuple(map(changed_line, folded(found.question))),
         ),
         *more,
     ]
-
-
-def _field(change: ChangedField) -> tuple[str, str]:
-    return mark_of(
-        change
-    ), f"{input_name(change.path)}: {leaf_text(change.before)} -> {leaf_text(change.after)}"
-
-
-def _outcome(figure: ChangedFigure) -> tuple[str, str]:
-    by = f" ({words.signed(figure.relative)})" if figure.relative is not None else ""
-    text = f"{words.call(figure.name)}: {value_text(figure.before)} -> {value_text(figure.after)}{by}"
-    return mark(figure.before, figure.after), text

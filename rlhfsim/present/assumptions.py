@@ -54,24 +54,24 @@ def _coefficients(names: tuple[str, ...], profile: Profile) -> TypedTable:
 
 def _datasheet(profile: Profile) -> TypedTable:
     link, price = profile.scale_up, profile.price
-    rows: list[tuple[str, float, Dimension, str]] = [
-        ("memory", profile.memory.value, "byte", profile.memory.source),
-        ("memory that a process can use", profile.usable_memory.value, "byte", profile.usable_memory.source),
-        *((f"peak {name}", peak.value, "flop/s", peak.source) for name, peak in profile.peak.items()),
-        ("GPU memory bandwidth", profile.hbm.value, "byte/s", profile.hbm.source),
-        (f"{link.kind} per GPU", link.bandwidth.value, "byte/s", link.bandwidth.source),
-        ("network per GPU", profile.nic.value, "byte/s", profile.nic.source),
-        ("PCIe per GPU", profile.pcie.value, "byte/s", profile.pcie.source),
-        ("power", profile.tdp.value, "W", profile.tdp.source),
+    rows: list[tuple[str, Any, Dimension]] = [
+        ("memory", profile.memory, "byte"),
+        ("memory that a process can use", profile.usable_memory, "byte"),
+        *((f"peak {name}", peak, "flop/s") for name, peak in profile.peak.items()),
+        ("GPU memory bandwidth", profile.hbm, "byte/s"),
+        (f"{link.kind} per GPU", link.bandwidth, "byte/s"),
+        ("network per GPU", profile.nic, "byte/s"),
+        ("PCIe per GPU", profile.pcie, "byte/s"),
+        ("power", profile.tdp, "W"),
     ]
     if price is not None:
-        rows.append((f"price of a GPU ({price.date})", price.value, "usd/h", price.source))
+        rows.append((f"price of a GPU ({price.date})", price, "usd/h"))
     return table_of(
         f"Datasheet of {profile.title}",
         rows,
         Column("number", 0),
-        Column("value", lambda row: row[1:3], QUANTITY),
-        Column("source", 3),
+        Column("value", lambda row: (row[1].value, row[2]), QUANTITY),
+        Column("source", lambda row: row[1].source),
         open=False,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost
@@ -35,8 +36,7 @@ DERIVED = {
 """What a time can rest on besides coefficients and curves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
+class Basis(NamedTuple):
     """A plan with what this machine knows about it."""
 
     plan: Plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlhfsim import units
+from rlhfsim.present.input_names import input_name
 from rlhfsim.present.tables import added
 from rlhfsim.present.words import call, signed, work_parts
 from rlhfsim.what_if.differences import RENT, RUN, ChangedField, ChangedFigure, Difference, Leaf, Value
@@ -29,6 +30,18 @@ def leaf_text(leaf: Leaf, digits: int = 4) -> str:
     if leaf is None or isinstance(leaf, bool):
         return {None: "-", True: "yes", False: "no"}[leaf]
     return units.significant(leaf, digits) if isinstance(leaf, float | int) else leaf
+
+
+def changed_line(change: ChangedField) -> tuple[str, str]:
+    """Sign and text of a changed field."""
+    leaves = f"{leaf_text(change.before)} -> {leaf_text(change.after)}"
+    return mark_of(change), f"{input_name(change.path)}: {leaves}"
+
+
+def figure_line(figure: ChangedFigure, name: str) -> str:
+    """A figure of the outcome, before and after."""
+    by = f" ({_change(figure)})" if figure.relative is not None else ""
+    return f"{name}: {value_text(figure.before)} -> {value_text(figure.after)}{by}"
 
 
 def asked_leaf(path: str, leaf: Leaf) -> str:

@@ -23,7 +23,7 @@ class Fit(NamedTuple):
     max_width: int | None = None
 
 
-NEVER, WORDS, FOLD = Fit(), Fit("words"), Fit("fold")
+NEVER, WORDS = Fit(), Fit("words")
 REST, CUT = Fit("words", ratio=1), Fit("cut", ratio=1)
 """The room that is left, with lines that break, or with an ellipsis."""
 

@@ -147,7 +147,8 @@ def test_published_acceptances_are_named_where_they_would_save_a_tenth() -> None
     assert found is not None
     assert found.fast_s < found.slow_s <= (1 - WORTH) * plan.prediction.step_s
     answer: Any = SimpleNamespace(request=question)
-    [line] = drafts(plan, answer)
+    line = drafts(plan, answer)
+    assert line is not None
     assert line.endswith(f"--speculation {drafting(PUBLISHED)}")
     assert would_draft(drafted(EAGLE), asked(EAGLE)) is None
     assert would_draft(plan, replace(question, framework="openrlhf", backend="deepspeed")) is None

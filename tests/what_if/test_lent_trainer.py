@@ -65,7 +65,8 @@ def test_a_trainer_that_waits_long_is_worth_lending() -> None:
     assert found.saved == pytest.approx(1 - found.step_s / plan.prediction.step_s)
     assert found.saved >= WORTH
     answer: Any = SimpleNamespace(request=question)
-    [line] = lending(plan, answer)
+    line = lending(plan, answer)
+    assert line is not None
     assert line.endswith("--allow lend")
 
 

@@ -31,6 +31,7 @@ from rlhfsim.present.tables import (
     SECONDS,
     SHARE,
     added,
+    at,
     fields,
     rounded,
 )
@@ -247,7 +248,7 @@ def cash_figure(answer: Decision, chosen: Purchase) -> Figure:
             [usd / MILLION for usd in accumulate(each.cash, initial=0.0)],
             mode="lines",
             line={
-                "color": theme.colour(COLOURS.get(name, "blue")),
+                "color": COLOURS.get(name, "blue"),
                 "width": 3 if each is chosen else 2,
                 "dash": "solid" if each is chosen else "dot",
             },
@@ -314,17 +315,16 @@ def _data(answer: Decision) -> dict[str, Any]:
     chosen, punctual = answer.chosen, answer.punctual
     return {
         "verdict": verdict(answer),
-        "meets": answer.meets,
-        "unserved": list(answer.unserved),
+        **fields(answer, "meets", "unserved"),
         "usd": dict(zip(("p10", "value", "p90"), answer.usd, strict=True)) if chosen else None,
-        "all_in_time": punctual.all_in_time if punctual else None,
+        "all_in_time": at(punctual, "all_in_time"),
         "in_time": dict(punctual.in_time) if punctual else {},
-        "rented_besides_usd": list(punctual.rented_usd) if punctual else None,
-        "bought": {g: list(n) for g, n in chosen.bought.items()} if chosen else {},
-        "reserved": {g: list(n) for g, n in chosen.reserved.items()} if chosen else {},
-        "cash": list(chosen.cash) if chosen else [],
+        "rented_besides_usd": at(punctual, "rented_usd"),
+        "bought": dict(chosen.bought) if chosen else {},
+        "reserved": dict(chosen.reserved) if chosen else {},
+        "cash": chosen.cash if chosen else [],
         "by_item": dict(chosen.by_item) if chosen else {},
-        "fill": chosen.fill if chosen else None,
+        "fill": at(chosen, "fill"),
         "instead": {name: other.usd for name, other in answer.instead.items()},
         "swings": [],
         "figures": {

@@ -29,6 +29,7 @@ from rlhfsim.present.tables import (
     RATIO,
     REST,
     TEXT,
+    fields,
 )
 from rlhfsim.present.words import error_text, plural
 from rlhfsim.specs.hardware.calibrated import WorkloadMeasured
@@ -106,7 +107,11 @@ def _error_line(rows: Sequence[PhaseError]) -> str:
 
 def coefficients(rows: Sequence[Calibrated]) -> TypedTable:
     """What changed: value and interval before and after, and on how many times of how many runs it rests."""
-    ends = [row.name for row in rows if _at_end(row.after)]
+    ends = [
+        row.name
+        for row in rows
+        if row.after.high <= row.after.value * BOUND or row.after.value <= row.after.low * BOUND
+    ]
     return table_of(
         "Coefficients",
         rows,
@@ -139,11 +144,6 @@ def biases(rows: Sequence[Known]) -> TypedTable:
             "factor: measured over priced seconds, beside the coefficients; P10-P90 of a run not measured",
         ),
     )
-
-
-def _at_end(c: Coefficient) -> bool:
-    """Whether the interval has no room on one side."""
-    return c.high <= c.value * BOUND or c.value <= c.low * BOUND
 
 
 def unidentified(rows: Sequence[Unidentified]) -> TypedTable:
@@ -244,25 +244,22 @@ def _data(fitted: Calibration, out: Path | None) -> dict[str, Any]:
         "profile": fitted.profile.name,
         "profile_hash": profile_hash(fitted.profile),
         "runs": [
-            {"name": run.name, "plan_hash": run.plan.input_hash} | {key: getattr(run, key) for key in of_run}
+            fields(run, "name", plan_hash="plan.input_hash") | fields(run, *of_run)
             for run in fitted.observations
         ],
-        "data": fitted.data,
+        **fields(fitted, "data"),
         "coefficients": [
             {
-                "name": c.name,
-                "dimension": c.before.dimension,
+                **fields(c, "name", "before.dimension"),
                 "before": _value(c.before),
                 "after": _value(c.after),
-                "n": c.n,
-                "runs": c.runs,
+                **fields(c, "n", "runs"),
             }
             for c in fitted.coefficients
         ],
         "biases": [asdict(b) | {"factor": _value(b.factor)} for b in fitted.biases],
         "workload": [
-            {"name": of.name, "stated": of.stated, "measured": _value(of.measured)}
-            for of in workload_after(fitted)
+            fields(of, "name", "stated") | {"measured": _value(of.measured)} for of in workload_after(fitted)
         ],
         "unidentified": [asdict(u) for u in fitted.unidentified],
         "phase_error": error_pair(fitted.errors, step=False),
@@ -276,15 +273,12 @@ def _data(fitted: Calibration, out: Path | None) -> dict[str, Any]:
             }
             for e in fitted.errors
         ],
-        "mismatch": fitted.mismatch,
-        "device": origin.device,
-        "interconnect": origin.interconnect,
-        "versions": dict(origin.versions),
-        "outliers": list(fitted.outliers),
-        "notes": list(fitted.notes),
+        **fields(fitted, "mismatch"),
+        **fields(origin, "device", "interconnect", "versions"),
+        **fields(fitted, "outliers", "notes"),
         "out": None if out is None else str(out),
     }
 
 
 def _value(c: Coefficient) -> dict[str, float]:
-    return {"value": c.value, "low": c.low, "high": c.high}
+    return fields(c, "value", "low", "high")

@@ -128,25 +128,24 @@ def _terms(terms: Sequence[Term], step: float, name: str) -> TypedTable:
 
 def whynot_dict(other: WhyNot, best: Plan, chosen: Plan) -> dict[str, Any]:
     """The same for machines, against the best plan."""
-    plan, missing = other.plan, other.missing
-    lacking = None if missing is None else missing_dict(missing)
+    plan = other.plan
     return {
         "choice": other.choice,
         "is_chosen": plan is not None and plan.input_hash == chosen.input_hash,
         "slower_s": None if plan is None else plan.prediction.step_s - best.prediction.step_s,
-        "plan": None if plan is None else plan_dict(plan),
+        "plan": plan_dict(plan) if plan else None,
         "terms": each(other.terms, "name", "chosen_s", "other_s"),
         "certificate": asdict(other.certificate),
         "reason": other.reason,
         "excluded": None if other.exclusion is None else fields(other.exclusion, "kind", "text"),
-        "missing": lacking,
+        "missing": missing_dict(other.missing) if other.missing else None,
     }
 
 
 def missing_dict(missing: MissingBytes) -> dict[str, Any]:
     """The byte that does not fit, for machines."""
     names = ("phase", "pool", "role", "component", "bytes", "component_bytes")
-    return {**fields(missing, *names), "capacity_bytes": missing.capacity}
+    return fields(missing, *names, capacity_bytes="capacity")
 
 
 # --- the front --------------------------------------------------------------------------------------
@@ -181,15 +180,14 @@ def plan_dict(plan: Plan, asked: Workload | None = None) -> dict[str, Any]:
     """What a list of plans shows of one; `asked`: the workload without switches."""
     p, whole = plan.prediction, plan.to_dict()
     return {
-        "architecture": plan.architecture,
-        "role_placement": plan.role_placement,
+        **fields(plan, "architecture", "role_placement"),
         "kind": kind(plan, asked),
         **fields(
             p, "step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "peak_memory_bytes", "capacity_bytes"
         ),
         "learning": learning(plan),
         "assumed": list(assumed(plan)),
-        "peak": {"phase": p.peak_phase, "role": p.peak_role, "component": p.peak_component},
+        "peak": fields(p, phase="peak_phase", role="peak_role", component="peak_component"),
         **fields(p, "probability_out_of_memory", "host_peak_bytes"),
         **fields(p, "usd_per_step", "kwh_per_step", "kg_co2e_per_step"),
         "phases": whole["prediction"]["phases"],
@@ -233,7 +231,7 @@ def side_records(chosen: Plan, other: Plan, chances: tuple[float, float]) -> Ite
     for plan, chance in zip((chosen, other), chances, strict=True):
         errors = compared(plan.framework or "")
         yield {
-            "framework": plan.framework,
+            **fields(plan, "framework"),
             "leads": plan is chosen,
             "fits_and_meets": chance,
             "runs_compared": len(errors),

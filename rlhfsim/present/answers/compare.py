@@ -37,7 +37,7 @@ from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.pages.headline import heading
 from rlhfsim.present.pages.learnt import learnt
 from rlhfsim.present.plan_words import header_rows
-from rlhfsim.present.tables import DIFFERENCE, FIGURE, NUMBER, QUANTITY, RATIO, REST, SECONDS
+from rlhfsim.present.tables import DIFFERENCE, FIGURE, NUMBER, QUANTITY, RATIO, REST, SECONDS, fields
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis
 
 REWARD = "reward/mean"
@@ -237,19 +237,15 @@ def _data(answer: SideBySide, diagnosis: Diagnosis | None, trace: Path | None) -
     ]
     return {
         "plan_hash": answer.plan.input_hash,
-        "run": run.name,
-        "device": run.device,
-        "date": run.date,
-        "steps": run.steps,
+        **fields(run, run="name", device="device", date="date", steps="steps"),
         "step": asdict(compared.step),
-        "step_seconds": list(run.step_s),
+        "step_seconds": run.step_s,
         "phases": [asdict(row) for row in compared.rows],
-        "not_in_the_run": list(compared.missing),
-        "not_in_the_plan": list(compared.unplanned),
+        **fields(compared, not_in_the_run="missing", not_in_the_plan="unplanned"),
         "gap": asdict(answer.gap) if answer.gap else None,
         "memory": [{**asdict(held), "ratio": held.ratio} for held in answer.memory],
         "amounts": [asdict(amount) for amount in compared.amounts],
-        "notes": list(answer.notes),
+        **fields(answer, "notes"),
         "chrome_trace": str(trace) if trace else None,
         **({"changes": changes} if diagnosis else {}),
     }

@@ -55,7 +55,7 @@ def _first(answer: Design, extras: Extras, out: str, detail: Collection[str]) ->
     yield Note(sentences(with_run))
     yield Note(plan_words.task(plan), "strong")
     yield Note(plan_words.batch(plan))
-    yield FactList(dict(_verdict(answer, extras)))
+    yield FactList({name: text for name, text in _verdict(answer, extras) if text})
     if extras.verdicts:
         yield targets(with_run)
     yield from _meeting(extras)
@@ -101,7 +101,8 @@ def _changes(
     )
 
 
-def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
+def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str | None]]:
+    """Label and sentence of every line; without one where there is nothing to say."""
     plan = answer.chosen
     assert plan is not None
     rows = plan_words.verdict(plan)
@@ -112,33 +113,27 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     if (aim := answer.request.objective) in ("tokens", "cost", "energy"):
         why = "the cluster is rented, powered and fed whole, so the shortest step is also the best in"
         yield "aim", f"objective {aim}: {why} {aim}"
-    if answer.fewer is not None:
-        yield "GPUs", lines.knee(plan, answer.fewer)
-    if extras.run and (run := quantiles(extras.run) if extras.verdicts else summary(extras.run)):
-        yield "odds", run
+    yield "GPUs", lines.knee(plan, answer.fewer) if answer.fewer else None
+    yield "odds", (quantiles if extras.verdicts else summary)(extras.run) if extras.run else None
     yield "plan", plan_words.architecture(plan, aged=False)  # who is apart from whom: the table of roles
     yield "proof", proof(answer)
-    yield from (("choice", text) for text in lines.choice(answer))
-    if extras.bottleneck is not None:
-        yield from (("slowest", text) for text in lines.slowest(plan, extras.bottleneck))
-    yield from (("allow", text) for text in lines.allowed(answer))
-    yield from (("sync", text) for text in lines.changes_only(plan, answer))
-    yield from (("lend", text) for text in lines.lending(plan, answer))
-    yield from ((name, rows[name]) for name in ("learning", "memory", "assumed", "caution") if name in rows)
+    yield "choice", lines.choice(answer)
+    yield "slowest", lines.slowest(plan, extras.bottleneck) if extras.bottleneck else None
+    yield "allow", lines.allowed(answer)
+    yield "sync", lines.changes_only(plan, answer)
+    yield "lend", lines.lending(plan, answer)
+    yield from ((name, rows.get(name)) for name in ("learning", "memory", "assumed", "caution"))
     yield from sampling(plan).items()
-    yield from (("drafts", text) for text in lines.drafts(plan, answer))
-    if plan.idle_gpus:
-        yield "idle", lines.idle(answer)
-    if answer.even is not None:
-        yield "batch", lines.even(answer.even)
+    yield "drafts", lines.drafts(plan, answer)
+    yield "idle", lines.idle(answer) if plan.idle_gpus else None
+    yield "batch", lines.even(answer.even) if answer.even else None
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = signed(-(other.saved or 0.0))
         yield "faster", f"{other.meaning}: {SECONDS.shown(other.seconds)}, {saved}: {other.option}"
-    yield from ((name, text) for name, text in known(plan).items() if name == "kernels")
+    yield "kernels", known(plan).get("kernels")
     if extras.side is None or _unsaid(answer) or "written only" in _known(answer).values():
         yield "run by", _runner(answer)
-    if plan.nearest is not None:
-        yield "measured", nearest_short(plan.nearest)
+    yield "measured", nearest_short(plan.nearest) if plan.nearest else None
 
 
 def _runner(answer: Design) -> str:
@@ -241,7 +236,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
     chosen, best = answer.chosen, answer.best
     return {
         "verdict": sentences(replace(chosen, run=extras.run)) if chosen else None,
-        "objective": answer.request.objective,
+        **fields(answer, "request.objective"),
         "framework": answer.request.runs.name if answer.request.runs else ANY,
         "known": dict(_known(answer)),
         "chosen": plan_dict(chosen) if chosen else None,
@@ -253,7 +248,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
         "certificate": asdict(answer.certificate),
         "layouts_refused": dict(answer.refused),
         "probability_better_than_runner_up": answer.confidence,
-        "reasons": list(answer.reasons),
+        **fields(answer, "reasons"),
         "requirements": [verdict_dict(v) for v in extras.verdicts],
         "odds": odds_dict(extras.odds),
         "run": _run_dict(chosen, extras.steps),
@@ -263,7 +258,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
         "break_evens": None if answer.break_evens is None else each(answer.break_evens, *BREAK_EVEN),
         "gains": [gain_dict(g) for g in answer.gains],
         "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,
-        "unsaid": list(_unsaid(answer)),
+        "unsaid": _unsaid(answer),
         "side_by_side": [*side_records(chosen, answer.other_side, extras.side)]
         if chosen and answer.other_side and extras.side
         else [],
@@ -274,9 +269,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
         "would_meet": [],
         "fewer_gpus": fields(answer.fewer, "gpus", "step_s") if answer.fewer else None,
         "even_batch": fields(answer.even, "prompts", "step_s", "gain") if answer.even else None,
-        "shortage": answer.shortage,
-        "rejected_by": answer.rejected_by,
-        "remedy": answer.remedy,
+        **fields(answer, "shortage", "rejected_by", "remedy"),
         "missing": missing_dict(answer.missing) if answer.missing else None,
         "remedies": [],
     }
@@ -284,11 +277,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
 
 def gain_dict(gain: Gain) -> dict[str, Any]:
     """What a choice that does not compete would bring."""
-    return {
-        **fields(gain, "name", "meaning", "option", "other_work"),
-        "step_s": gain.seconds,
-        "saved": gain.saved,
-    }
+    return fields(gain, "name", "meaning", "option", "other_work", step_s="seconds", saved="saved")
 
 
 BREAK_EVEN = ("change", "factor", "now", "value", "unit", "winner", "step_s", "chosen_step_s")

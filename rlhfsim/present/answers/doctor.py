@@ -14,7 +14,7 @@ from rlhfsim.present import plan_words
 from rlhfsim.present.answers.plan_blocks import phases
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import Block, FactList, Listing, Note, Page, PageSection, section
-from rlhfsim.present.tables import THOUSANDTHS, each
+from rlhfsim.present.tables import THOUSANDTHS, each, fields
 from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
 from rlhfsim.what_if.doctor.certainty import computed, reasons, riskiest
@@ -235,24 +235,17 @@ def _data(answer: Diagnosis, repaired: ChangedFile | None) -> dict[str, Any]:
     top = max(phase.entries, key=lambda entry: entry.bytes)
     return {
         "framework": answer.case.configuration.name,
-        "fits": base.fits,
-        "probability_out_of_memory": base.risk,
-        "rejected_by": base.memory.rejected_by,
-        "fullest": {
-            "phase": phase.name,
-            "pool": phase.pool,
-            "role": top.role,
-            "component": top.component,
-            "bytes": phase.bytes,
-            "component_bytes": top.bytes,
-            "capacity_bytes": phase.capacity,
-        },
+        **fields(base, "fits", probability_out_of_memory="risk", rejected_by="memory.rejected_by"),
+        "fullest": fields(phase, phase="name", pool="pool")
+        | fields(top, "role", "component")
+        | fields(phase, "bytes")
+        | {"component_bytes": top.bytes, "capacity_bytes": phase.capacity},
         "host": {
             pool: {"bytes": held, "capacity_bytes": base.memory.host_capacity[pool]}
             for pool, held in base.memory.host_bytes.items()
         },
         "fixes": [_change(change, base, {}) for change in answer.fixes],
-        "faster": list(_steps(answer)),
+        "faster": [*_steps(answer)],
         "nearest": _change(answer.nearest, base, {}) if answer.nearest else None,
         "fix": {
             "file": str(repaired.path),
@@ -265,9 +258,9 @@ def _data(answer: Diagnosis, repaired: ChangedFile | None) -> dict[str, Any]:
         "release": answer.case.recorded,
         "unread": each(answer.unread, "key", "value", "kind", "matters", "nearest", "until", "since"),
         "assumed": {
-            "lengths": list(answer.case.assumed(described)),
+            "lengths": [*answer.case.assumed(described)],
             "defaults": dict(described.settings.assumed),
-            "risk": list(reasons(computed(base.memory), answer.case.configuration.name)),
+            "risk": [*reasons(computed(base.memory), answer.case.configuration.name)],
             "absent": [_change(change, base, {}) for change in answer.absent],
         },
         "plan": base.plan.to_dict(),
@@ -286,10 +279,10 @@ def _change(change: KeyChange, start: Judged, known: Mapping[str, Any]) -> dict[
     priced = p.usd_per_step is not None and before.usd_per_step is not None
     return {
         "keys": {key: value for key, value in change.keys.items() if key not in known},
-        "step_s": p.step_s,
+        **fields(p, "step_s"),
         "saves_s": before.step_s - p.step_s,
         "saves_usd": (before.usd_per_step or 0.0) - (p.usd_per_step or 0.0) if priced else None,
-        "peak_memory_bytes": p.peak_memory_bytes,
+        **fields(p, "peak_memory_bytes"),
         "gained_bytes": before.peak_memory_bytes - p.peak_memory_bytes,
-        "probability_out_of_memory": p.probability_out_of_memory,
+        **fields(p, "probability_out_of_memory"),
     }

@@ -159,16 +159,16 @@ def result(plan: Plan, outcome: Any, *, dry_run: bool) -> dict[str, Any]:
         "dry_run": dry_run,
         "out": str(outcome.files.root),
         "iterations": len(ended.rows),
-        "restarts": list(outcome.restarts),
+        "restarts": outcome.restarts,
         "last": dict(ended.rows[-1]) if ended.rows else {},
         "curves": curves(ended.rows),
         "evaluations": {str(step): value for step, value in ended.evaluations.items()},
-        "predicted_step_s": plan.prediction.step_s,
-        "predicted_low_s": plan.prediction.low_s,
-        "predicted_high_s": plan.prediction.high_s,
+        **fields(
+            plan.prediction, predicted_step_s="step_s", predicted_low_s="low_s", predicted_high_s="high_s"
+        ),
         "measured_step_s": measured_step([row["time/step"] for row in ended.rows if "time/step" in row]),
         "coordination_overhead": outcome.overhead,
-        "phases": [{**fields(p, "name", *TIMES), "measured": p.steps} for p in phases],
+        "phases": each(phases, "name", *TIMES, measured="steps"),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.plan import Prediction, RunTarget
+from rlhfsim.plan import RunTarget
 from rlhfsim.present import words
 from rlhfsim.present.answers.odds import asked_data
 from rlhfsim.present.answers.tree import (
@@ -204,15 +204,11 @@ def stretches_table(answer: RunPlan) -> TypedTable:
         Column("evaluations", kind=COUNT),
         *hidden("evaluation_s"),
         Column("all of it", "seconds", DURATION),
-        Column("fullest GPU", lambda p: _full(p.plan.prediction), SHARE),
+        Column("fullest GPU", lambda p: words.full(p.plan.prediction), SHARE),
         *hidden(*(f"plan.prediction.{name}" for name in MEMORY)),
         Column("", lambda p: "another plan" if p.stretch.start in changed else ""),
         name="stretches",
     )
-
-
-def _full(p: Prediction) -> float:
-    return p.peak_memory_bytes / p.capacity_bytes
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -248,13 +244,13 @@ def lengths_figure(answer: RunPlan) -> Figure:
             low,
             **band | {"fill": "tonexty", "fillcolor": "rgba(86,180,233,0.3)", "showlegend": True},
         ),
-        plots.points("mean response", steps, mean, **line, line={"color": theme.colour("blue"), "width": 3}),
+        plots.points("mean response", steps, mean, **line, line={"color": "blue", "width": 3}),
         plots.points(
             "longest response",
             [s for s, _ in limits],
             [m for _, m in limits],
             **line,
-            line={"color": theme.colour("orange"), "dash": "dot"},
+            line={"color": "orange", "dash": "dot"},
         ),
     ]
     longest, grown = (
@@ -273,11 +269,9 @@ def lengths_figure(answer: RunPlan) -> Figure:
 
 def steps_figure(answer: RunPlan) -> Figure:
     """Seconds of a step over the run: the plans that run, and the best single one."""
-    data = [_step_line("the plans that run", answer.stretches, {"color": theme.colour("blue"), "width": 3})]
+    data = [_step_line("the plans that run", answer.stretches, {"color": "blue", "width": 3})]
     if answer.fixed and answer.changes:
-        data.append(
-            _step_line("the best single plan", answer.fixed, {"color": theme.colour("grey"), "dash": "dot"})
-        )
+        data.append(_step_line("the best single plan", answer.fixed, {"color": "grey", "dash": "dot"}))
     first, last = (p.plan.prediction.step_s for p in (answer.stretches[0], answer.stretches[-1]))
     return Figure(
         key="steps",
@@ -319,10 +313,8 @@ def _assumed(answer: RunPlan) -> TypedTable:
 def _data(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> dict[str, Any]:
     return {
         "verdict": verdict(answer, chosen),
-        "steps": answer.run.steps,
-        "changes": list(answer.changes),
-        **fields(answer, "work_s", "fixed_s", "bound_s", "out_of_memory", "shortage"),
-        "replan_s": answer.run.replan_s,
+        **fields(answer, "run.steps", "changes", "work_s", "fixed_s", "bound_s", "out_of_memory", "shortage"),
+        **fields(answer.run, "replan_s"),
         **asked_data(chosen),
         "fixed": asked_data(fixed)["odds"],
         "stretches": stretches_table(answer).records,

@@ -76,7 +76,7 @@ def verdict(answer: Planned) -> Iterator[Block]:
 
 def verdict_data(answer: Planned) -> dict[str, Any]:
     """Whether the plan can run, what does not fit, and what would."""
-    return {**fields(answer, "fits", "rejected_by", "remedy"), "notes": list(answer.notes)}
+    return fields(answer, "fits", "rejected_by", "remedy", "notes")
 
 
 def targets(plan: Plan) -> TypedTable:
@@ -98,7 +98,8 @@ def phases(plan: Plan, *, tiny: float = 0.0, starts: bool = False) -> TypedTable
     shown, small = split(p.phases, end, tiny=tiny)
     rows: list[tuple[Any, ...]] = [
         (
-            *(f.name, f.pool, f.start_s, f.seconds, (f.low_s, f.high_s), _resource(f.bound_by)),
+            *(f.name, f.pool, f.start_s, f.seconds, (f.low_s, f.high_s)),
+            Word(RESOURCES[f.bound_by].word if f.bound_by in RESOURCES else f.bound_by, f.bound_by),
             *(limit_share(f, p.phases), _full(plan, f), _time_bar(f, end)),
         )
         for f in shown
@@ -121,10 +122,6 @@ def phases(plan: Plan, *, tiny: float = 0.0, starts: bool = False) -> TypedTable
         look="bare",
         notes=(_meanings(plan),),
     )
-
-
-def _resource(name: str) -> Word:
-    return Word(RESOURCES[name].word if name in RESOURCES else name, name)
 
 
 def split(

@@ -18,7 +18,7 @@ from rlhfsim.present.answers.tree import (
     section,
     table_of,
 )
-from rlhfsim.present.html import plots, theme
+from rlhfsim.present.html import plots
 from rlhfsim.present.tables import (
     COUNT,
     DURATION,
@@ -30,6 +30,7 @@ from rlhfsim.present.tables import (
     SECONDS,
     SHARE,
     START,
+    at,
     compact,
     fields,
 )
@@ -65,10 +66,9 @@ def _data(answer: PoolAnswer) -> dict[str, Any]:
     return {
         "verdict": verdict(answer),
         **fields(answer, "meets", "unfit", "gpus"),
-        "makespan_s": plan.makespan_s if plan else None,
+        "makespan_s": at(plan, "makespan_s"),
         "goodput": answer.goodput if plan else None,
-        "usd": answer.usd,
-        "gap": plan.gap if plan else None,
+        **fields(answer, "usd", "plan.gap"),
         "jobs": [],
         "pairs": [],
     }
@@ -273,7 +273,7 @@ def schedule_figure(answer: PoolAnswer, plan: PoolPlan) -> Figure:
     spans = [plan.ends_s[o.job][1] / DAY - start for (_, o), start in zip(parts, starts, strict=True)]
     bars = plots.bars("runs", names, spans, ("blue", ""), unit="days", base=compact(starts))
     asked = {j.name: j.deadline / DAY for j in answer.jobs}
-    tick = {"symbol": "line-ns-open", "size": 18, "color": theme.colour("red"), "line": {"width": 3}}
+    tick = {"symbol": "line-ns-open", "size": 18, "color": "red", "line": {"width": 3}}
     due = plots.points("deadline", [asked[o.job] for _, o in parts], [], marker=tick)
     due["y"] = [plots.text(name) for name in names]
     return Figure(

@@ -50,10 +50,10 @@ def page(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -
             "file": str(out),
             "machine": asdict(session.machine),
             "extends": made.base,
-            "profile": [asdict(change) for change in made.changes],
-            "measured": [asdict(m) for m in session.measured],
-            "not_measured": [asdict(m) for m in made.missing],
-            "notes": list(made.notes),
+            "profile": list(map(asdict, made.changes)),
+            "measured": list(map(asdict, session.measured)),
+            "not_measured": list(map(asdict, made.missing)),
+            "notes": made.notes,
         },
     )
 

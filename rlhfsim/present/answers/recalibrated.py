@@ -50,18 +50,14 @@ def page(answer: Recalibrated, chosen: Plan) -> Page:
         verdict=told,
         data={
             "profiles": {
-                name: {
-                    "base": t.base,
-                    "runs": list(t.runs),
-                    **fields(t, "date", "device", "step_error", "phase_error"),
-                }
+                name: fields(t, "base", "runs", "date", "device", "step_error", "phase_error")
                 for name, t in answer.profiles.items()
             },
             "verdict": told,
             "same_choice": answer.chosen_before is not None and answer.its_step_now is None,
             "chosen_before": _seconds(answer.chosen_before),
             "chosen_before_now": _seconds(answer.its_step_now),
-            "warnings": list(answer.warnings),
+            "warnings": answer.warnings,
         },
     )
 

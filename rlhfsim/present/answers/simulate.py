@@ -313,7 +313,7 @@ def _data(answer: Simulation, told: Sequence[str], remedy: str | None, trace: Pa
         "step_seconds": [list(run) for run in answer.runs],
         "contention": [],
         "staleness": {"mean": answer.staleness[0], "max": answer.staleness[1]} if answer.staleness else None,
-        "queue": {"mean": answer.queue.mean, "max": answer.queue.maximum} if answer.queue else None,
+        "queue": fields(answer.queue, "mean", max="maximum") if answer.queue else None,
         "goodput": asdict(answer.goodput) if answer.goodput else None,
         "trace": str(trace) if trace else None,
         "chrome_trace": str(chrome_path(trace)) if trace else None,

@@ -24,7 +24,7 @@ from rlhfsim.present.answers.tree import (
     section,
     table_of,
 )
-from rlhfsim.present.tables import COUNT, DASH, NUMBER, PROBABILITY, SECONDS, fields, kind_of
+from rlhfsim.present.tables import COUNT, DASH, NUMBER, PROBABILITY, SECONDS, each, kind_of
 from rlhfsim.present.words import layout_labels, percent
 from rlhfsim.search.explain import kind
 from rlhfsim.search.requirements import Requirement
@@ -79,9 +79,9 @@ def _trials(trials: Sequence[Trial], *more: Column, **named: Any) -> TypedTable:
         trials,
         Column("GPU", "gpu"),
         Column("GPUs", "gpus", COUNT),
-        Column("step", lambda t: t.plan and t.plan.prediction.step_s, SECONDS, "step_s"),
+        Column("step", "plan.prediction.step_s", SECONDS),
         Column("more than", _beyond, SECONDS, spare=1),
-        Column("USD/step", lambda t: t.plan and t.plan.prediction.usd_per_step, NUMBER, "usd_per_step"),
+        Column("USD/step", "plan.prediction.usd_per_step", NUMBER),
         Column("plan", lambda t: t.plan and kind(t.plan), DASH),
         *hidden("outcome", "floor_s"),
         Column(None, lambda t: t.limit_s if math.isfinite(t.limit_s) else None, key="limit_s"),
@@ -148,10 +148,7 @@ def _data(found: Sizing, targets: Sequence[Requirement], confidence: float) -> d
         "confidence": confidence,
         "larger": _trials([found.larger]).records[0] if found.larger else None,
         "per_gpu": _records(*found.per_gpu),
-        "break_even": [
-            {**fields(e, "gpu", "gpus"), "usd_per_gpu_hour": e.usd_per_hour, "now": e.now}
-            for e in found.break_even
-        ],
+        "break_even": each(found.break_even, "gpu", "gpus", usd_per_gpu_hour="usd_per_hour", now="now"),
     }
 
 

@@ -106,7 +106,7 @@ def hours_figure(answer: TimeToReward) -> Figure:
 
 def _point(row: int, one: Reached) -> plots.Trace:
     low, middle, high = (one.quantile(q) / HOUR for q in (0.1, 0.5, 0.9))
-    bars = plots.whiskers([high - middle], [middle - low], theme.colour("blue"))
+    bars = plots.whiskers([high - middle], [middle - low], "blue")
     return plots.points(f"{row}: {one.schedule}", [row], [middle], error_y=bars)
 
 

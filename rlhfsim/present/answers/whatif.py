@@ -16,12 +16,11 @@ from rlhfsim.present.answers.tree import (
     Page,
     PageSection,
     Tile,
-    TypedTable,
     pairs,
     section,
     table_of,
 )
-from rlhfsim.present.changes import asked_leaf, leaf_text, mark_of, value_text
+from rlhfsim.present.changes import asked_leaf, changed_line, figure_line
 from rlhfsim.present.figures import crossing as figures_crossing
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures import whatif as figures_whatif
@@ -117,7 +116,9 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
 def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
     points = figures_whatif.points(result)
     yield section("points", "Time against money", figures_whatif.pareto(result, points), points)
-    yield section("layouts", "What is chosen at each point", layouts_table(result), asked=True)
+    columns = (Column(title, i) for i, title in enumerate(LAYOUTS))
+    layouts = table_of("Layouts", map(_layouts, result.everything), *columns)
+    yield section("layouts", "What is chosen at each point", layouts, asked=True)
     if result.tornado:
         tornado = figures_whatif.tornado(result) or (Listing((), "No input can be drawn"),)
         yield section("tornado", "What moves the answer", *tornado, asked=True)
@@ -143,14 +144,8 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
         yield section("reproduce", "Reproduce", *_again(result, file), appendix=True)
 
 
-def layouts_table(result: WhatIf) -> TypedTable:
-    """One row a point: what is chosen."""
-    return table_of(
-        "Layouts", map(_layouts, result.everything), *(Column(t, i) for i, t in enumerate(LAYOUTS))
-    )
-
-
 def _layouts(point: PointResult) -> tuple[str, ...]:
+    """What is chosen at a point, in the order of `LAYOUTS`."""
     if point.plan is None:
         return point.name, point.shortage or "nothing fits", "", "", ""
     p = point.plan.placement
@@ -199,11 +194,7 @@ def _changed(base: PointResult, point: PointResult) -> Changed:
     elif base.plan is None:
         lines.append(("!", "fits, which the base does not"))
     else:
-        for c in chosen(base.plan, point.plan):
-            text = f"{input_name(c.path)}: {leaf_text(c.before)} -> {leaf_text(c.after)}"
-            lines.append((mark_of(c), text))
-        for moved in comes_out(base, point):
-            by = f" ({words.signed(moved.relative)})" if moved.relative is not None else ""
-            lines.append(("~", f"{moved.name}: {value_text(moved.before)} -> {value_text(moved.after)}{by}"))
+        lines += map(changed_line, chosen(base.plan, point.plan))
+        lines += (("~", figure_line(moved, moved.name)) for moved in comes_out(base, point))
     other = f" (other work: {words.work_parts(point.other_work)})" if point.other_work else ""
     return Changed(f"{point.name}{other}", tuple(lines))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhfsim.present.answers.tree import Column, Figure, Page, Tile, TypedTable
-from rlhfsim.present.tables import NEVER, WORDS, Bar, Cell, Spark, Word, worth
+from rlhfsim.present.tables import NEVER, WORDS, Bar, Cell, Spark, Word, fields, worth
 from rlhfsim.present.words import plural
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableData:
+class TableData(NamedTuple):
     """A table as people see it."""
 
     columns: tuple[Column, ...]
@@ -35,7 +33,7 @@ class TableData:
         """The table without a column."""
         kept = [i for i, known in enumerate(self.columns) if known is not column]
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+        return self._replace(columns=tuple(self.columns[i] for i in kept), rows=rows)
 
 
 def written(table: TypedTable, *, narrow: bool = False) -> TableData:
@@ -87,10 +85,7 @@ def page_data(shown: Page, where: Path) -> dict[str, Any]:
         "schema": "rlhfsim.present.html/1",
         "out": str(where),
         "bytes": where.stat().st_size,
-        "title": shown.title,
-        "subtitle": shown.subtitle,
-        "verdict": shown.verdict,
-        "sure": list(shown.sure),
+        **fields(shown, "title", "subtitle", "verdict", "sure"),
         "tiles": [
             dict(zip(("label", "value", "detail"), (t.label, *tile_texts(t)), strict=True))
             for t in shown.tiles

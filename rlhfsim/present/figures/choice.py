@@ -102,8 +102,8 @@ def _sizes(plan: Plan, sizes: Sizes) -> plots.Trace:
         text=["" if p is plan else f"{words.gpus(p):,} GPUs" for p in plans],
         textposition=[_beside(i, len(plans)) for i in range(len(plans))],
         cliponaxis=False,
-        line={"color": theme.colour("grey"), "dash": "dot", "width": 1.5},
-        marker={"color": theme.colour("blue"), "size": 12, "symbol": "circle"},
+        line={"color": "grey", "dash": "dot", "width": 1.5},
+        marker={"color": "blue", "size": 12, "symbol": "circle"},
         hovertext=[f"<b>{words.gpus(p):,} GPUs</b>, {plots.text(own_kind(p))}{_hover(p)}" for p in plans],
         hoverinfo="text",
     )
@@ -131,11 +131,7 @@ def _rivals(plan: Plan, rivals: tuple[RunnerUp, ...]) -> list[plots.Trace]:
             r.label,
             [r.step_s],
             [_cost(plan, r)],
-            marker={
-                "color": theme.colour(theme.KINDS[i % len(theme.KINDS)]),
-                "size": 11,
-                "symbol": theme.SYMBOLS[i % len(theme.SYMBOLS)],
-            },
+            marker={**theme.nth(i), "size": 11},
             hovertext=[
                 f"<b>{plots.text(r.label)}</b><br>actor {plots.text(r.actor)}"
                 f"<br>rollout {plots.text(r.rollout or '-')}<br>{r.step_s:.4g} s"
@@ -159,12 +155,7 @@ def _chosen(plan: Plan) -> plots.Trace:
         text=[f"chosen, {words.gpus(plan):,} GPUs"],
         textposition="bottom center",
         cliponaxis=False,
-        marker={
-            "color": theme.colour("red"),
-            "size": 19,
-            "symbol": "star",
-            "line": {"color": theme.colour("text"), "width": 1},
-        },
+        marker={"color": "red", "size": 19, "symbol": "star", "line": {"color": "text", "width": 1}},
         hovertext=[f"<b>chosen: {plots.text(own_kind(plan))}</b>, {words.gpus(plan):,} GPUs{_hover(plan)}"],
         hoverinfo="text",
     )
@@ -212,7 +203,7 @@ def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TypedTable:
         Column("P10 (s)", "prediction.low_s", FIGURE),
         Column("P90 (s)", "prediction.high_s", FIGURE),
         Column(axis, "cost", FIGURE),
-        Column("memory", lambda c: c.prediction.peak_memory_bytes / c.prediction.capacity_bytes, SHARE),
+        Column("memory", lambda c: words.full(c.prediction), SHARE),
         Column("risk of running out", "prediction.probability_out_of_memory", SHARE),
     )
 
@@ -314,7 +305,7 @@ def _diamonds(ranked: list[BreakEven], choice: Choice) -> plots.Trace:
         "mode": "markers",
         "y": [plots.text(_direction(b)) for b in ranked],
         "x": compact([b.factor for b in ranked]),
-        "marker": {"size": 14, "symbol": "diamond", "color": theme.colour("blue")},
+        "marker": {"size": 14, "symbol": "diamond", "color": "blue"},
         "hovertext": [plots.text(sentence(b, choice)) for b in ranked],
         "hoverinfo": "text",
         "error_x": plots.whiskers(

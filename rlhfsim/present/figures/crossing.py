@@ -69,7 +69,7 @@ def _curve(
         xs,
         ys,
         mode="lines+markers",
-        line={"color": theme.colour(colour), "dash": dash},
+        line={"color": colour, "dash": dash},
         marker={"symbol": symbol, "size": 9},
         connectgaps=False,
         hovertext=[f"{format(x, even.unit)}: {_kind(even).shown(y)}" for x, y in zip(xs, ys, strict=True)],

@@ -79,8 +79,8 @@ def _peak(state: State) -> dict[str, object]:
         "text": "◀ peak",
         "showarrow": False,
         "xanchor": "left",
-        "bgcolor": theme.colour("bg"),
-        "font": {"size": 12, "color": theme.colour("text")},
+        "bgcolor": "bg",
+        "font": {"size": 12, "color": "text"},
     }
 
 
@@ -93,5 +93,5 @@ def _capacity(capacity: float) -> dict[str, object]:
         "xanchor": "left",
         "text": f" {words.size(capacity)}",
         "showarrow": False,
-        "font": {"size": 12, "color": theme.colour("bad")},
+        "font": {"size": 12, "color": "bad"},
     }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhfsim.calibration.comparison.phases import Comparison, PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
@@ -13,7 +12,7 @@ from rlhfsim.calibration.observation import step_windows
 from rlhfsim.present import findings, words
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.figures.time import role_of
-from rlhfsim.present.html import plots, theme
+from rlhfsim.present.html import plots
 from rlhfsim.present.tables import COUNT, ENDS, FIGURE, NUMBER, RATIO, added, compact, rounded
 from rlhfsim.trace import WAIT
 
@@ -34,8 +33,7 @@ SECONDS_OF_PHASES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedCall:
+class TimedCall(NamedTuple):
     """A call on the time axis, predicted or measured."""
 
     side: str
@@ -140,7 +138,7 @@ def _bars(side: str, calls: Sequence[TimedCall], end: float) -> plots.Trace:
         base=compact([c.start_s for c in calls]),
         text=[label(c) for c in calls],
         textposition="inside",
-        textfont={"color": theme.colour("bg"), "size": 12},
+        textfont={"color": "bg", "size": 12},
         constraintext="inside",
         textangle=0,
         hoverinfo="text",

@@ -24,16 +24,16 @@ def gap(gap: Gap) -> Figure:
     causes = [c for c in CAUSES if rounded(gap.parts[c])]
     parts = [(words.CAUSES[c].label, gap.parts[c]) for c in causes]
     rows = [("predicted", gap.predicted_s), *parts, ("measured", gap.measured_s)]
-    ends = rows[0], rows[-1]
+    ends, meanings = (rows[0], rows[-1]), {c.label: c.meaning for c in words.CAUSES.values()}
     bridge = {
         "type": "waterfall",
         "x": [name for name, _ in rows],
         "y": compact([seconds for _, seconds in rows]),
         "measure": ["absolute", *["relative"] * len(causes), "total"],
-        "connector": {"line": {"color": theme.colour("grey"), "width": 1}},
-        "increasing": {"marker": {"color": theme.colour("red")}},
-        "decreasing": {"marker": {"color": theme.colour("green")}},
-        "totals": {"marker": {"color": theme.colour("blue")}},
+        "connector": {"line": {"color": "grey", "width": 1}},
+        "increasing": {"marker": {"color": "red"}},
+        "decreasing": {"marker": {"color": "green"}},
+        "totals": {"marker": {"color": "blue"}},
         "text": [f"{row[1]:.3g} s" if row in ends else f"{row[1]:+.2g} s" for row in rows],
         "textposition": "outside",
         "hovertemplate": "%{x}: %{text}<extra></extra>",
@@ -60,15 +60,11 @@ def gap(gap: Gap) -> Figure:
             rows,
             Column("cause", 0),
             Column("seconds", 1, DIFFERENCE),
-            Column("that is", lambda row: _meaning(row[0])),
+            Column("that is", lambda row: meanings.get(row[0], "mean step")),
             style=lambda row: "bold" * (row in ends),
             notes=tuple(_notes(gap)),
         ),
     )
-
-
-def _meaning(label: str) -> str:
-    return next((cause.meaning for cause in words.CAUSES.values() if cause.label == label), "mean step")
 
 
 def _notes(gap: Gap) -> Iterator[str]:
@@ -134,7 +130,7 @@ def steps(answer: SideBySide, reward: dict[int, float]) -> Figure:
         height=360,
         x="step",
         y="seconds",
-        shapes=[_band(p.low_s, p.high_s)],
+        shapes=[_BAND | {"y0": rounded(p.low_s), "y1": rounded(p.high_s)}],
         yaxis={"rangemode": "tozero"},
         xaxis={"dtick": max(1, len(by_step) // 12)},
         **more,
@@ -167,7 +163,7 @@ def _lines(by_step: dict[int, float], predicted_s: float, reward: dict[int, floa
         "name": "predicted",
         "x": [counted[0], counted[-1]],
         "y": compact([predicted_s] * 2),
-        "line": {"color": theme.colour("blue"), "dash": "dash"},
+        "line": {"color": "blue", "dash": "dash"},
         "hoverinfo": "skip",
         "meta": "guide",
     }
@@ -186,7 +182,7 @@ def _line(name: str, by_step: dict[int, float], colour: str, dash: str | None, h
         "name": name,
         "x": list(by_step),
         "y": compact(by_step.values()),
-        "line": {"color": theme.colour(colour)} | ({"dash": dash} if dash else {}),
+        "line": {"color": colour} | ({"dash": dash} if dash else {}),
         "marker": {"size": 8},
         "hovertemplate": hover,
     }
@@ -204,16 +200,13 @@ _REWARD_AXIS: dict[str, Any] = {
 }
 
 
-def _band(low: float, high: float) -> dict[str, Any]:
-    return {
-        "type": "rect",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": rounded(low),
-        "y1": rounded(high),
-        "fillcolor": theme.colour("blue"),
-        "opacity": 0.12,
-        "line": {"width": 0},
-        "layer": "below",
-    }
+_BAND: dict[str, Any] = {
+    "type": "rect",
+    "xref": "paper",
+    "x0": 0,
+    "x1": 1,
+    "fillcolor": "blue",
+    "opacity": 0.12,
+    "line": {"width": 0},
+    "layer": "below",
+}

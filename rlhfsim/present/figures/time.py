@@ -96,7 +96,7 @@ def _bar(plan: Plan, f: PredictedPhase, end: float) -> dict[str, object]:
         "text": [label if f.seconds > LABELLED * end else ""],
         "textposition": "inside",
         "insidetextanchor": "middle",
-        "textfont": {"color": theme.colour("bg" if f.critical else "text"), "size": 12},
+        "textfont": {"color": "bg" if f.critical else "text", "size": 12},
         "constraintext": "inside",
         "textangle": 0,
         "cliponaxis": True,

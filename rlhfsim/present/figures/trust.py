@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
@@ -21,8 +20,7 @@ SHOWN = 8
 """Coefficients with a bar of their own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
+class Doubt(NamedTuple):
     """What one coefficient adds to the interval of the step."""
 
     name: str
@@ -114,14 +112,16 @@ def scatter() -> Figure:
         "equal",
         *[[min(values) / 2, max(values) * 2]] * 2,
         mode="lines",
-        line={"color": theme.colour("grey"), "dash": "dash"},
+        line={"color": "grey", "dash": "dash"},
         hoverinfo="skip",
         meta="guide",
     )
     count, error = scored()
     return Figure(
         key="published",
-        title=findings.scatter(error, count, sum(o["part"] == "report" and _inside(o) for o in rows)),
+        title=findings.scatter(
+            error, count, sum(o["part"] == "report" and o["low"] <= o["measured"] <= o["high"] for o in rows)
+        ),
         alt="Points of measured and predicted seconds around the line of equality, "
         f"from {min(values):.3g} to {max(values):.3g} s",
         how="On the line prediction and publication agree; bars are the predicted P10 to P90. No row's result"
@@ -141,13 +141,9 @@ def scatter() -> Figure:
     )
 
 
-def _inside(o: Step) -> bool:
-    return bool(o["low"] <= o["measured"] <= o["high"])
-
-
 def _short(source: str) -> str:
     """A publication in a legend: its repository, or the end of its address."""
-    return source.split("@")[0] if "@" in source else source.split("/")[0]
+    return source.split("@" if "@" in source else "/")[0]
 
 
 def _points(i: int, name: str, rows: list[Step]) -> plots.Trace:
@@ -158,11 +154,7 @@ def _points(i: int, name: str, rows: list[Step]) -> plots.Trace:
         error_y=plots.whiskers(
             [o["high"] - o["predicted"] for o in rows], [o["predicted"] - o["low"] for o in rows], "grey"
         ),
-        marker={
-            "color": theme.colour(theme.KINDS[i % len(theme.KINDS)]),
-            "symbol": theme.SYMBOLS[i % len(theme.SYMBOLS)],
-            "size": 10,
-        },
+        marker={**theme.nth(i), "size": 10},
         hovertext=[
             f"<b>{plots.text(o['label'])}</b><br>measured {o['measured']:.4g} s, "
             f"predicted {o['predicted']:.4g} s"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from rlhfsim.plan import Prediction
 from rlhfsim.present import findings, words
 from rlhfsim.present.answers.odds import CERTAIN, TITLES
 from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
@@ -66,7 +65,7 @@ def pareto(result: WhatIf, table: TypedTable) -> Figure | None:
         [(p.seconds or 0.0) / scale for p in front],
         [money_of(p) for p in front],
         mode="lines",
-        line={"color": theme.colour("grey"), "dash": "dot"},
+        line={"color": "grey", "dash": "dot"},
         hoverinfo="skip",
     )
     data = [joined, *(_point(i, p, p is result.base, scale, axis) for i, p in enumerate(known))]
@@ -96,7 +95,8 @@ def _time_scale(result: WhatIf) -> tuple[float, str]:
 
 
 def _point(i: int, p: PointResult, base: bool, scale: float, axis: str) -> plots.Trace:
-    symbol = "star" if base else theme.SYMBOLS[i % len(theme.SYMBOLS)].replace("star", "pentagon")
+    look = {"color": "red", "symbol": "star"} if base else theme.nth(i)
+    symbol = look["symbol"] if base else look["symbol"].replace("star", "pentagon")
     return plots.points(
         p.name,
         [(p.seconds or 0.0) / scale],
@@ -108,9 +108,9 @@ def _point(i: int, p: PointResult, base: bool, scale: float, axis: str) -> plots
             f"{money_of(p):,.4g} {axis}<br>{p.gpus:,} GPUs"
         ],
         marker={
+            **look,
             "symbol": symbol if p.on_front else f"{symbol}-open",
             "size": 18 if base else 13,
-            "color": theme.colour("red" if base else theme.KINDS[i % len(theme.KINDS)]),
             "line": {"width": 2},
         },
     )
@@ -144,7 +144,12 @@ def points(result: WhatIf) -> TypedTable:
         Column("GPUs", _planned(lambda p: p.gpus), COUNT),
         Column("plan", lambda p: p.plan.architecture if p.plan else p.shortage or "nothing fits"),
         Column("step", _planned(lambda p: p.plan.prediction.step_s), SECONDS, spare=6 * run),
-        Column("P10-P90", _planned(lambda p: _ends(p.plan.prediction)), QUANTITIES, spare=3),
+        Column(
+            "P10-P90",
+            _planned(lambda p: (p.plan.prediction.low_s, p.plan.prediction.high_s, "s")),
+            QUANTITIES,
+            spare=3,
+        ),
         Column(f"{unit} per {result.per}", _planned(lambda p: (p.seconds or 0.0) / scale), FIGURE),
         Column("against base", _planned(lambda p: _relative(p, base, lambda q: q.seconds)), DASH, spare=4),
         Column(axis_of(result), _planned(money_of), FIGURE),
@@ -153,10 +158,6 @@ def points(result: WhatIf) -> TypedTable:
         Column("other work", lambda p: words.work_parts(p.other_work), DASH, spare=2),
         notes=tuple(_legend(result, [asked[i].text for i in chances])),
     )
-
-
-def _ends(p: Prediction) -> tuple[float, float, str]:
-    return p.low_s, p.high_s, "s"
 
 
 def _chance(i: int, point: PointResult) -> float | None:

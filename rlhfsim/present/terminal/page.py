@@ -74,14 +74,10 @@ def blocks(items: Sequence[Block], width: int = WIDTH) -> Iterator[Part]:
     above = False
     for block in items:
         drawn = list(_block(block, width, figures=all(isinstance(b, Figure) for b in items)))
-        if above and _apart(block):
+        if above and isinstance(block, TypedTable | Note | FactList) and block.apart:
             yield ""
         yield from drawn
         above |= bool(drawn)
-
-
-def _apart(block: Block) -> bool:
-    return isinstance(block, TypedTable | Note | FactList) and block.apart
 
 
 def _block(block: Block, width: int, *, figures: bool) -> Iterator[Part]:
