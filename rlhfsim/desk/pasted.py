@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
-from rlhfsim.desk.blocks import Component, block, status
-from rlhfsim.desk.files import MAX_CHARACTERS, decoded
+from rlhfsim.desk.blocks import Component, block, places, status
+from rlhfsim.desk.files import MAX_CHARACTERS, check_size, decoded
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.interchange.logs.files import LogFiles
@@ -52,12 +52,7 @@ def judge(text: str, gpu: str, name: str, *, files: bool) -> PastedAnswer:
     Raises:
         RlhfsimError: too large, neither of both, or not enough is said.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise RlhfsimError(
-            "too-large",
-            f"this is longer than {MAX_CHARACTERS // 2**20} MiB",
-            help="rlhfsim doctor and rlhfsim import-run read files of any size in a terminal",
-        )
+    check_size(text, "rlhfsim doctor and rlhfsim import-run read files of any size in a terminal")
     if not text.strip():
         raise RlhfsimError("nothing-given", "there is nothing to judge", help=HINT)
     if not files:
@@ -135,11 +130,8 @@ def connect_pasted(app: Dash, *, files: bool) -> None:
 
     @app.callback(
         Output("own-answer", "children"),
-        Input("own-judge", "n_clicks"),
-        Input("own-file", "contents"),
-        State("own-file", "filename"),
-        State("own-text", "value"),
-        State("own-gpu", "value"),
+        *places(Input, "own-judge.n_clicks", "own-file.contents"),
+        *places(State, "own-file.filename", "own-text.value", "own-gpu.value"),
         prevent_initial_call=True,
     )
     def on_judge(

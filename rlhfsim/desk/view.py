@@ -8,7 +8,7 @@ from typing import cast
 from dash import html
 
 from rlhfsim.desk.answer import FINAL, Answer
-from rlhfsim.desk.blocks import Component, block, spoken, status, tiles
+from rlhfsim.desk.blocks import Component, block, spoken, status, tiles, verdict_line
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.answers.tree import Block, Changed, Code, Listing, Mark
@@ -16,10 +16,8 @@ from rlhfsim.present.basis import basis
 from rlhfsim.present.changes import changed_line, figure_line, folded, mark
 from rlhfsim.present.changes import summary as sentence
 from rlhfsim.present.figures import choice as figures_choice
-from rlhfsim.present.figures import memory as figures_memory
-from rlhfsim.present.figures import time as figures_time
+from rlhfsim.present.figures import iteration as figures_iteration
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.html.page import MARKS
 from rlhfsim.present.pages.headline import mark as mark_of_plan
 from rlhfsim.present.pages.headline import subtitle
 from rlhfsim.present.pages.headline import tiles as tiles_of
@@ -36,7 +34,9 @@ def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pin
     if answer is None:
         return []
     if answer.plan is None:
-        return list(_missing(answer))
+        title = "Why" if answer.stage == "failed" else "Nothing fits"
+        why = Listing(tuple(map(words.capital, answer.missing)), title, mark="bad")
+        return [block(why)] if answer.missing and answer.stage != "died" else []
     parts = [headline(answer.plan), tiles(tiles_of(answer.plan)), *targets(answer.plan)]
     if pinned:
         first, *more = map(block, against(base, answer))
@@ -87,22 +87,8 @@ def state_of(answer: Answer) -> Component:
 
 def headline(plan: Plan) -> Component:
     """The verdict in a sentence."""
-    kind = mark_of_plan(plan)
-    sign = html.Span(MARKS[kind], className=f"mark {kind}", **spoken(hidden="true"))
-    return html.Div(
-        [
-            html.P([sign, words.tied(verdict(plan))], className="verdict"),
-            html.P(subtitle(plan), className="subtitle"),
-        ],
-        className="headline",
-    )
-
-
-def _missing(answer: Answer) -> Iterator[Component]:
-    if answer.missing and answer.stage != "died":
-        title = "Why" if answer.stage == "failed" else "Nothing fits"
-        lines = tuple(words.capital(text) for text in answer.missing)
-        yield block(Listing(lines, title, mark="bad"))
+    line = verdict_line(verdict(plan), mark_of_plan(plan))
+    return html.Div([line, html.P(subtitle(plan), className="subtitle")], className="headline")
 
 
 def targets(plan: Plan) -> Iterator[Component]:
@@ -132,9 +118,9 @@ def figures_of(answer: Answer) -> Iterator[Block]:
     plan = answer.plan
     assert plan is not None
     yield picture(plan)
-    yield figures_time.timeline(plan)
-    yield figures_time.resources(plan)
-    yield from figures_memory.memory(basis(plan))
+    yield figures_iteration.timeline(plan)
+    yield figures_iteration.resources(plan)
+    yield from figures_iteration.memory(basis(plan))
     yield figures_choice.pareto(plan, answer.sizes)
 
 

@@ -71,7 +71,7 @@ def _datasheet(profile: Profile) -> TypedTable:
         rows,
         Column("number", 0),
         Column("value", lambda row: (row[1].value, row[2]), QUANTITY),
-        Column("source", lambda row: row[1].source),
+        Column("source", "1.source"),
         open=False,
     )
 
@@ -119,19 +119,16 @@ def _unknowns(basis: Basis) -> Iterator[str]:
     if isinstance(plan.workload.response_len, Fixed) and plan.workload.generates:
         yield (
             f"Every response is taken to have {words.lengths(plan.workload.response_len)}; real lengths "
-            "vary, and a "
-            "step then also waits for the longest."
+            "vary, and a step then also waits for the longest."
         )
     if plan.placement.schedule.asynchronous:
         yield (
-            f"Samples are up to {plan.placement.schedule.staleness:g} policy versions old; what that does "
-            "to learning "
-            "is not predicted."
+            f"Samples are up to {plan.placement.schedule.staleness:g} policy versions old; what that does to "
+            "learning is not predicted."
         )
     yield (
         "Failures, restarts and checkpoints are not in the step time (rlhfsim simulate --mtbf adds them), "
-        "nor is "
-        "learning: no reward or loss is predicted."
+        "nor is learning: no reward or loss is predicted."
     )
     for profile in {p.name: p for p in basis.profiles if p is not None}.values():
         if not profile.curves:

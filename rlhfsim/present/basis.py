@@ -90,10 +90,14 @@ def profile_of(name: str, price: float | None = None) -> Profile | None:
         return None
 
 
-@lru_cache(maxsize=32)
-def _profile(name: str) -> Profile:
-    """A profile, read once: the views of one plan ask for it again and again."""
-    return load_profile(name)
+def title_of(name: str) -> str:
+    """What a kind of GPU is called; the name of its profile where that is not found here."""
+    profile = profile_of(name)
+    return profile.title if profile else name
+
+
+_profile = lru_cache(maxsize=32)(load_profile)
+"""A profile, read once: the views of one plan ask for it again and again."""
 
 
 def profile_under(plan: Plan, pool: str) -> Profile | None:

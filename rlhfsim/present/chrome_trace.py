@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhfsim.outputs import write_atomically
 from rlhfsim.plan import Plan, PredictedPhase
@@ -37,8 +37,7 @@ COUNTERS: dict[CounterName, tuple[str, str, float]] = {
 """Counter -> words, unit, and what one unit is in base units."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """A span on the clock of the file."""
 
     span: Span

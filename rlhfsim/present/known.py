@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.plan import NearestRun, Plan
-from rlhfsim.present.basis import profile_of
+from rlhfsim.present.basis import profile_of, title_of
 from rlhfsim.present.words import percent, signed
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.step.measured import mixer_of
@@ -30,9 +30,7 @@ def nearest_short(run: NearestRun) -> str:
 
 
 def _where(run: NearestRun) -> str:
-    profile = profile_of(run.gpu)
-    gpu = profile.title if profile else run.gpu
-    return f"{run.framework}, {run.algorithm} of {run.model} on {run.gpus} x {gpu}"
+    return f"{run.framework}, {run.algorithm} of {run.model} on {run.gpus} x {title_of(run.gpu)}"
 
 
 def _error(run: NearestRun) -> str:
@@ -54,22 +52,12 @@ def borrowed_text(profile: Profile) -> str | None:
 def known(plan: Plan) -> dict[str, str]:
     """Label -> sentence, for the first lines of an answer."""
     rows = {} if plan.nearest is None else {"measured": nearest_text(plan.nearest)}
-    borrowed = [*dict.fromkeys(_borrowed(plan)), *_untimed(plan)]
-    return {**rows, **({"kernels": "; ".join(borrowed)} if borrowed else {})}
-
-
-def _untimed(plan: Plan) -> Iterator[str]:
-    """What of the policy's layers runs in kernels that nobody timed."""
+    profiles = filter(None, (profile_of(h.profile) for h in plan.hardware))
+    borrowed = [*dict.fromkeys(filter(None, map(borrowed_text, profiles)))]
     if (mixer := mixer_of(plan.workload.model)) != "attention":
         name = "indexer_efficiency" if mixer == "sparse attention" else "scan_efficiency, state_efficiency"
-        yield f"{mixer} layers were never timed: an estimate with a wide interval ({name})"
-
-
-def _borrowed(plan: Plan) -> Iterator[str]:
-    for hardware in plan.hardware:
-        profile = profile_of(hardware.profile)
-        if profile is not None and (text := borrowed_text(profile)):
-            yield text
+        borrowed.append(f"{mixer} layers were never timed: an estimate with a wide interval ({name})")
+    return {**rows, **({"kernels": "; ".join(borrowed)} if borrowed else {})}
 
 
 # --- sampling ----------------------------------------------------------------------------------------

@@ -217,10 +217,12 @@ def compact(values: Iterable[float | None]) -> list[float | None]:
 
 
 def at(item: object, path: str) -> Any:
-    """What stands at a path of fields, with dots between them; None where one on the way is None."""
+    """What stands at a path of fields or places in rows, as `1.source`; None where one on the way is None."""
+    found: Any = item
     for name in path.split("."):
-        item = None if item is None else getattr(item, name)
-    return item
+        if found is not None:
+            found = found[int(name)] if name.isdecimal() else getattr(found, name)
+    return found
 
 
 def fields(item: object, *paths: str, **renamed: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhfsim.plan import Plan
 from rlhfsim.present.answers.ranking import both, sums_in_fp32
-from rlhfsim.present.reproduce import drafting
+from rlhfsim.present.reproduce import as_option
 from rlhfsim.present.words import RESOURCES, gpus, percent, signed
 from rlhfsim.units import format
 from rlhfsim.what_if.batch import DEARER, EvenBatch, FewerGpus
@@ -137,7 +137,7 @@ def drafts(plan: Plan, answer: Design) -> str | None:
         saved = " to ".join(signed(seconds / plan.prediction.step_s - 1) for seconds in ends)
         return (
             f"{times} ({saved}), if an EAGLE-3 head drafts and {low} to {high} are accepted, as published: "
-            f"--speculation {drafting(PUBLISHED)}"
+            f"--speculation {as_option(PUBLISHED)}"
         )
     if (stop := stops_paying(plan, answer.request)) is None:
         return None

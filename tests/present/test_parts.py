@@ -25,8 +25,8 @@ from rlhfsim.present.figures import choice
 from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
+from rlhfsim.present.figures.iteration import resources
 from rlhfsim.present.figures.picture import meaning, node_groups
-from rlhfsim.present.figures.time import resources
 from rlhfsim.present.figures.whatif import changed
 from rlhfsim.present.html import plots
 from rlhfsim.present.pages.plan import GIVEN, plan_page

@@ -171,7 +171,7 @@ def errors(rows: Sequence[PhaseError]) -> Iterator[Block]:
     yield table_of(
         "Errors by phase",
         [[e for e in rows if e.phase == phase] for phase in phases],
-        Column("median error of", lambda of: of[0].phase, fit=CUT),
+        Column("median error of", "0.phase", fit=CUT),
         Column("runs", len, COUNT),
         *(Column(title, partial(_over, median, name), ERROR) for name, title in ERRORS.items()),
         Column("largest before", partial(_over, max, "before_s"), ERROR),

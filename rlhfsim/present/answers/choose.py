@@ -9,19 +9,9 @@ from typing import Any
 
 from rlhfsim.present.answers.choices import plan_dict
 from rlhfsim.present.answers.odds import CERTAIN, TITLES, asked_data
-from rlhfsim.present.answers.tree import Column, Listing, Page, TypedTable, answer, table_of
+from rlhfsim.present.answers.tree import GPUS, STEP_TIME, Column, Listing, Page, TypedTable, answer, table_of
 from rlhfsim.present.plan_words import batch, trained
-from rlhfsim.present.tables import (
-    BYTES,
-    COARSE_ENDS,
-    COUNT,
-    ENDS,
-    NUMBER,
-    PROBABILITY,
-    SECONDS,
-    SHARE,
-    fields,
-)
+from rlhfsim.present.tables import BYTES, COARSE_ENDS, ENDS, NUMBER, PROBABILITY, SHARE, fields
 from rlhfsim.present.verdict import assumed, learning
 from rlhfsim.present.words import full, percent, plural, signed
 from rlhfsim.search.requirements import Requirement, Verdict
@@ -90,11 +80,11 @@ def table(
         "Candidates",
         listed,
         Column("", lambda x: "*" * x.on_front),
-        Column("GPUs", "gpus", COUNT),
+        GPUS,
         Column("GPU", "gpu"),
         Column("framework"),
         Column("backend", spare=4),
-        Column("step", "plan.prediction.step_s", SECONDS),
+        STEP_TIME,
         Column("P10-P90", lambda x: (x.plan.prediction.low_s, x.plan.prediction.high_s), ENDS, spare=2),
         Column("USD/step" if steps is None else "USD", lambda x: x.odds.usd and x.odds.usd[::2], COARSE_ENDS),
         Column(TOGETHER, "odds.together", PROBABILITY),

@@ -29,7 +29,7 @@ from rlhfsim.present.answers.tree import (
     table_of,
 )
 from rlhfsim.present.basis import basis, cores
-from rlhfsim.present.figures import memory as figures_memory
+from rlhfsim.present.figures import iteration as figures_iteration
 from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
@@ -85,8 +85,7 @@ def verdict(answer: SideBySide) -> str:
     cause = f" {findings.gap(gap.parts, gap.predicted_s, gap.measured_s)}." if gap else ""
     return (
         f"A step took {words.seconds(step.measured_s)} where {words.seconds(step.predicted_s)} were "
-        "predicted: "
-        f"{against}.{cause}"
+        f"predicted: {against}.{cause}"
     )
 
 
@@ -117,7 +116,7 @@ def _tiles(answer: SideBySide, trace: Path | None) -> Iterator[Tile]:
             "Mean reward", last, kind=NUMBER, detail=f"in the last step; {NUMBER.shown(first)} in the first"
         )
     if trace is not None:
-        yield Tile("Trace", str(trace), detail="open it at https://ui.perfetto.dev")
+        yield Tile("Trace", str(trace), "open it at https://ui.perfetto.dev")
 
 
 def rewards(answer: SideBySide) -> dict[int, float]:
@@ -208,7 +207,7 @@ def _quantity(value: float | None, unit: str) -> tuple[float, str] | None:
 
 def _behind(answer: SideBySide, commands: str) -> Iterator[PageSection]:
     known = basis(answer.plan)
-    plan = picture(answer.plan), *figures_memory.memory(known)
+    plan = picture(answer.plan), *figures_iteration.memory(known)
     yield section("plan", "The plan that ran", *plan, appendix=True)
     elsewhere = "How right such predictions were elsewhere"
     yield section("calibration", elsewhere, figures_trust.scatter(), appendix=True)

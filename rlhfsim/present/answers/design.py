@@ -22,7 +22,6 @@ from rlhfsim.present.known import known, nearest_short, sampling
 from rlhfsim.present.plan_words import energy_text, money_text, speed
 from rlhfsim.present.tables import COUNT, NAME, NEVER, NUMBER, PROBABILITY, SECONDS, ValueKind, each, fields
 from rlhfsim.present.words import signed
-from rlhfsim.search.requirements import Verdict
 from rlhfsim.specs.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.design import Design
@@ -30,7 +29,6 @@ from rlhfsim.what_if.gains import Gain
 from rlhfsim.what_if.missed_targets import Meeting
 from rlhfsim.what_if.remedies import Remedy
 
-SCHEMA = "rlhfsim.design/4"
 LATE = "no change that helps was found in time: give the search more"
 OTHER_WORK = ValueKind(lambda other: "other work" if other else "", number=False)
 
@@ -45,7 +43,7 @@ def page(answer: Design, extras: Extras, out: str = "plan.json", detail: Collect
     else:
         first = section("plan", "", *_first(answer, extras, out, detail))
         sections = [first, *asked(answer, extras), *details(answer, detail)]
-    return Page(schema=SCHEMA, sections=tuple(sections), data=partial(_data, answer, extras))
+    return Page(schema="rlhfsim.design/4", sections=tuple(sections), data=partial(_data, answer, extras))
 
 
 def _first(answer: Design, extras: Extras, out: str, detail: Collection[str]) -> Iterator[Block]:
@@ -249,7 +247,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
         "layouts_refused": dict(answer.refused),
         "probability_better_than_runner_up": answer.confidence,
         **fields(answer, "reasons"),
-        "requirements": [verdict_dict(v) for v in extras.verdicts],
+        "requirements": each(extras.verdicts, *REQUIREMENT, "actual", "met", "probability"),
         "odds": odds_dict(extras.odds),
         "run": _run_dict(chosen, extras.steps),
         "why_not": [whynot_dict(w, best, chosen) for w in answer.whynots] if best and chosen else [],
@@ -283,10 +281,8 @@ def gain_dict(gain: Gain) -> dict[str, Any]:
 BREAK_EVEN = ("change", "factor", "now", "value", "unit", "winner", "step_s", "chosen_step_s")
 
 
-def verdict_dict(verdict: Verdict) -> dict[str, Any]:
-    """A target and what the plan reaches, in base units."""
-    target = fields(verdict.requirement, "text", "quantity", "relation", "value")
-    return {**target, **fields(verdict, "actual", "met", "probability")}
+REQUIREMENT = tuple(f"requirement.{name}" for name in ("text", "quantity", "relation", "value"))
+"""A target, in base units."""
 
 
 def _run_dict(plan: Plan | None, steps: int | None) -> dict[str, Any] | None:

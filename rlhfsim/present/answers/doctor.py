@@ -21,7 +21,6 @@ from rlhfsim.what_if.doctor.certainty import computed, reasons, riskiest
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
 from rlhfsim.what_if.doctor.fix import ChangedFile
 
-SCHEMA = "rlhfsim.doctor/1"
 KEYS_SHOWN, KEYS_LISTED = 3, 12
 """Misspelt keys next to the verdict, and keys of a list that are written out."""
 
@@ -30,7 +29,7 @@ def page(answer: Diagnosis, repaired: ChangedFile | None = None) -> Page:
     """The verdict, the step by phase, changes, findings, what was assumed, and how a file was changed."""
     base = answer.judged
     return Page(
-        schema=SCHEMA,
+        schema="rlhfsim.doctor/1",
         verdict=verdict(base),
         mark="strong" if base.fits else "bad",
         sections=tuple(_sections(answer, repaired)),
@@ -90,17 +89,13 @@ def _unread(answer: Diagnosis) -> Iterator[str]:
     """What the configuration sets and nothing reads: what matters by name, the rest by number."""
     may = [f"{u.key}={u.value}" for u in answer.unread if u.matters and u.kind == "may change"]
     if may:
-        yield f"{plural(len(may), 'key')} may change the answer: {_folded(may)}"
+        more = f" and {len(may) - KEYS_LISTED} more (--json)" if len(may) > KEYS_LISTED else ""
+        yield f"{plural(len(may), 'key')} may change the answer: {', '.join(may[:KEYS_LISTED])}{more}"
     absent = [_absent(u, answer) for u in answer.unread if u.kind == "no such key"]
     yield from absent[:KEYS_LISTED]
     rest = len(answer.unread) - len(may) - len(absent) + max(0, len(absent) - KEYS_LISTED)
     if rest:
         yield f"{plural(rest, 'other key')} of no effect on time and memory, or at their defaults: see --json"
-
-
-def _folded(names: Sequence[str]) -> str:
-    more = f" and {len(names) - KEYS_LISTED} more (--json)" if len(names) > KEYS_LISTED else ""
-    return ", ".join(names[:KEYS_LISTED]) + more
 
 
 def verdict(base: Judged) -> str:
@@ -111,7 +106,9 @@ def verdict(base: Judged) -> str:
         over = phase.probability_out_of_memory >= LIKELY or not base.memory.rejected_by
         needs = f"breaks in {phase.name}, which needs {_held(phase)}"
         return f"does not fit: {needs if over else base.memory.rejected_by}; {risk}"
-    return f"fits: {risk}; {moment(base)}; {_host(base)}"
+    held, offered = base.memory.host_bytes, base.memory.host_capacity
+    pool = max(held, key=lambda name: held[name] / offered[name])
+    return f"fits: {risk}; {moment(base)}; host {size(held[pool])} of {size(offered[pool])} a node"
 
 
 def risk_text(judged: Judged) -> str:
@@ -134,12 +131,6 @@ def moment(judged: Judged) -> str:
     """The moment at which the risk is largest: phase, bytes, the largest component."""
     phase = riskiest(judged.memory)
     return f"fullest in {phase.name}, {_held(phase)}"
-
-
-def _host(judged: Judged) -> str:
-    memory = judged.memory
-    pool = max(memory.host_bytes, key=lambda name: memory.host_bytes[name] / memory.host_capacity[name])
-    return f"host {size(memory.host_bytes[pool])} of {size(memory.host_capacity[pool])} a node"
 
 
 def _plan(plan: Plan) -> Iterator[Block]:

@@ -14,7 +14,6 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import EVERYWHERE, WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import Algorithm, Workload
 
-SCHEMA = "rlhfsim.frameworks/1"
 WHAT = "a plan asks for"
 SHORT: dict[Known | None, str] = {
     "run on GPUs": "GPU",
@@ -61,7 +60,7 @@ def listing() -> Page:
         *(f"{x.name}: {x.source}" for x in every),
     )
     return answer(
-        SCHEMA,
+        "rlhfsim.frameworks/1",
         table_of("", table, Column(WHAT, 0, fit=REST), *columns, notes=notes),
         data={"frameworks": [_framework(x, i, table) for i, x in enumerate(every)]},
     )

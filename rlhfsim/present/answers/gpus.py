@@ -111,7 +111,7 @@ def sheet(profile: Profile) -> Page:
             facts,
             Column("datasheet", 0),
             Column("value", lambda fact: (fact[1].value, fact[2]), QUANTITY),
-            Column("source", lambda fact: fact[1].source, fit=REST),
+            Column("source", "1.source", fit=REST),
         ),
         table_of(
             "Coefficients",
@@ -119,7 +119,7 @@ def sheet(profile: Profile) -> Page:
             Column("coefficient", 0),
             Column("value", lambda item: (item[1].value, item[1].dimension), QUANTITY),
             Column("P10-P90", lambda item: (item[1].low, item[1].high, item[1].dimension), QUANTITIES),
-            Column("source", lambda item: item[1].source, fit=REST),
+            Column("source", "1.source", fit=REST),
         ),
         title=profile.title,
         tiles=tuple(Tile(label, value) for label, value in tiles.items()),

@@ -102,8 +102,7 @@ def _memory_note(plan: Plan) -> Iterator[str]:
     if p.peak_memory_bytes > p.capacity_bytes:
         yield (
             f"the plan's ledger peaks at {size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} in "
-            f"{p.peak_phase}; "
-            "rlhfsim memory shows it"
+            f"{p.peak_phase}; rlhfsim memory shows it"
         )
     elif p.rejected_by:
         yield f"the plan does not fit: {p.rejected_by}"
@@ -184,7 +183,7 @@ def _curves(report: Mapping[str, Any]) -> TypedTable:
         "Learning curves",
         ((name, values) for name, values in report["curves"].items() if values),
         Column("metric", 0, NAME),
-        Column("first", lambda row: row[1][0], THREE_DIGITS),
+        Column("first", "1.0", THREE_DIGITS),
         Column("last", lambda row: row[1][-1], THREE_DIGITS),
         Column("iteration by iteration", lambda row: Spark(row[1]), BAR),
     )

@@ -11,6 +11,7 @@ from rlhfsim.plan import RunTarget
 from rlhfsim.present import words
 from rlhfsim.present.answers.odds import asked_data
 from rlhfsim.present.answers.tree import (
+    STEP_TIME,
     Column,
     Figure,
     Listing,
@@ -124,22 +125,20 @@ def _misfit(answer: RunPlan) -> str:
 
 def _sections(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> Iterator[PageSection]:
     if chosen is None:
-        yield section("unfit", "What would fit", Listing(_remedies(answer)))
+        assert answer.unfit is not None
+        remedies = (
+            f"a lower max in the stage that starts at step {COUNT.shown(answer.unfit.stage.start)}, fewer "
+            "samples there, or more GPUs",
+            "rlhfsim design with --response-len of that stage says which plan comes nearest, and what would "
+            "fit",
+        )
+        yield section("unfit", "What would fit", Listing(remedies))
         return
     if chosen.verdicts:
         yield section("targets", "Targets", _targets(chosen))
     yield section("plans", "One plan or several", Listing(tuple(_choice(answer, chosen, fixed))))
     yield section("run", "The run", lengths_figure(answer), steps_figure(answer), stretches_table(answer))
     yield section("assumed", "What is assumed", _assumed(answer), appendix=True)
-
-
-def _remedies(answer: RunPlan) -> tuple[str, ...]:
-    assert answer.unfit is not None
-    return (
-        f"a lower max in the stage that starts at step {COUNT.shown(answer.unfit.stage.start)}, fewer "
-        "samples there, or more GPUs",
-        "rlhfsim design with --response-len of that stage says which plan comes nearest, and what would fit",
-    )
 
 
 def _targets(chosen: Odds) -> TypedTable:
@@ -200,7 +199,7 @@ def stretches_table(answer: RunPlan) -> TypedTable:
         *hidden("plan.workload.prompts", "plan.workload.samples"),
         Column(None, lambda p: words.plan_text(p.plan), key="plan"),
         Column("responses", lambda p: p.plan.workload.num_sequences, COUNT),
-        Column("step", "plan.prediction.step_s", SECONDS),
+        STEP_TIME,
         Column("evaluations", kind=COUNT),
         *hidden("evaluation_s"),
         Column("all of it", "seconds", DURATION),
@@ -258,8 +257,8 @@ def lengths_figure(answer: RunPlan) -> Figure:
         f"Mean responses go from {COUNT.shown(mean[0])} to {COUNT.shown(mean[-1])} tokens",
     )
     return Figure(
-        key="lengths",
-        title=f"{grown}, cut at {COUNT.shown(longest)} in the end",
+        "lengths",
+        f"{grown}, cut at {COUNT.shown(longest)} in the end",
         alt="Mean response length over steps, with the limit of each stage",
         how=f"The line is the mean of a step, the band its range, the dots the limit. {_where(answer)}",
         plot=plots.spec(data, theme.layout(height=360, x="step", y="tokens", shapes=_changes(answer))),
@@ -274,8 +273,8 @@ def steps_figure(answer: RunPlan) -> Figure:
         data.append(_step_line("the best single plan", answer.fixed, {"color": "grey", "dash": "dot"}))
     first, last = (p.plan.prediction.step_s for p in (answer.stretches[0], answer.stretches[-1]))
     return Figure(
-        key="steps",
-        title=f"A step takes {words.seconds(first)} at the start and {words.seconds(last)} at the end",
+        "steps",
+        f"A step takes {words.seconds(first)} at the start and {words.seconds(last)} at the end",
         alt="Seconds of a step over the steps of the run",
         how=f"Each level is a stretch that is priced at its mean lengths. {_where(answer)}",
         plot=plots.spec(

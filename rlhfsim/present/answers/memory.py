@@ -20,13 +20,11 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.engine_numbers import CHECKPOINT_COPIES
 from rlhfsim.what_if.estimate import Planned
 
-SCHEMA = "rlhfsim.memory/1"
-
 
 def page(planned: Planned) -> Page:
     """Verdict, header, peak, memory through the step, and the ledger of each pool's fullest moment."""
     shown = _plan(planned.plan) if planned.plan else ()
-    return answer(SCHEMA, *blocks.verdict(planned), *shown, data=_data(planned))
+    return answer("rlhfsim.memory/1", *blocks.verdict(planned), *shown, data=_data(planned))
 
 
 def _plan(plan: Plan) -> Iterator[Block]:

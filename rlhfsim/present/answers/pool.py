@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rlhfsim.present import words
 from rlhfsim.present.answers.tree import (
+    GPUS,
     Column,
     Figure,
     Listing,
@@ -129,7 +130,13 @@ def _sections(answer: PoolAnswer) -> Iterator[PageSection]:
     if plan is not None:
         yield section("schedule", "Schedule", schedule_figure(answer, plan), jobs_table(answer, plan))
     if answer.pairs:
-        note = Listing((_pairing(answer), *_apart(answer)))
+        told = (
+            "pairs that do well compete in the schedule; the others run next to each other or in sequence"
+            if any(m.sharing and pairs_well(m.sharing) for m in answer.pairs)
+            else "no two jobs leave each other enough gaps, so they run next to each other or one after the "
+            "other"
+        )
+        note = Listing((told, *_apart(answer)))
         yield section("pairs", "Who may share GPUs", pairs_table(answer), note)
     yield section("options", "What was priced", options_table(answer), appendix=True)
 
@@ -180,7 +187,7 @@ def pairs_table(answer: PoolAnswer) -> TypedTable:
         "Two jobs in turn, a step of each",
         sorted((m for m in answer.pairs if m.sharing), key=_rank),
         Column("jobs", kind=NAMES),
-        Column("GPUs", "gpus", COUNT),
+        GPUS,
         Column("both steps", "sharing.cycle_s", SECONDS),
         Column("sleep and wake", "sharing.swap_s", SECONDS),
         Column("speed", "sharing.gain", FACTOR),
@@ -226,12 +233,6 @@ def _judged(pair: PoolMode) -> str:
     return "pair well" if pairs_well(pair.sharing) else "no gain"
 
 
-def _pairing(answer: PoolAnswer) -> str:
-    if any(m.sharing and pairs_well(m.sharing) for m in answer.pairs):
-        return "pairs that do well compete in the schedule; the others run next to each other or in sequence"
-    return "no two jobs leave each other enough gaps, so they run next to each other or one after the other"
-
-
 def _apart(answer: PoolAnswer) -> Iterator[str]:
     """Why jobs that pair well are not in turn, where they would fit less surely than they do apart."""
     modes = answer.plan.modes if answer.plan else ()
@@ -253,7 +254,7 @@ def options_table(answer: PoolAnswer) -> TypedTable:
         "Runs as priced",
         answer.options,
         Column("job"),
-        Column("GPUs", "gpus", COUNT),
+        GPUS,
         *_spot_columns(answer.options),
         Column("step", "step_s", SECONDS),
         Column("fits", kind=PROBABILITY),
@@ -277,8 +278,8 @@ def schedule_figure(answer: PoolAnswer, plan: PoolPlan) -> Figure:
     due = plots.points("deadline", [asked[o.job] for _, o in parts], [], marker=tick)
     due["y"] = [plots.text(name) for name in names]
     return Figure(
-        key="schedule",
-        title=f"{words.plural(len(parts), 'job')} in {words.seconds(plan.makespan_s)}",
+        "schedule",
+        f"{words.plural(len(parts), 'job')} in {words.seconds(plan.makespan_s)}",
         alt="A bar a job from the median of its start to that of its end, its deadline as a line",
         how="Medians of start and end, each job as soon as its GPUs are free; a red line is the deadline.",
         plot=plots.spec([bars, due], plots.rows(names, "days from now", each=32, barmode="overlay")),

@@ -12,7 +12,6 @@ from rlhfsim.present.answers.tree import Code, Column, Listing, Page, answer, ta
 from rlhfsim.present.tables import COUNT, QUANTITIES, QUANTITY
 from rlhfsim.specs.hardware.measured import Session
 
-SCHEMA = "rlhfsim.profile-measure/1"
 WORDS = {
     "node.host_memory": "host memory",
     "node.host_bandwidth": "host memory, all cores",
@@ -40,7 +39,7 @@ def page(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -
     )
     unknown = (f"not measured, prior kept: {missing.probe}: {missing.reason}" for missing in made.missing)
     return answer(
-        SCHEMA,
+        "rlhfsim.profile-measure/1",
         table,
         Listing((*(f"check: {note}" for note in made.notes), *unknown), mark="warn"),
         Code("next", f"rlhfsim design --gpu {name} --gpus {gpus} --model path/to/config.json"),

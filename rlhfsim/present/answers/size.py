@@ -13,6 +13,8 @@ from rlhfsim.present.answers.choices import plan_dict
 from rlhfsim.present.answers.plan_blocks import targets
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import (
+    GPUS,
+    STEP_TIME,
     Column,
     Listing,
     Page,
@@ -78,22 +80,27 @@ def _trials(trials: Sequence[Trial], *more: Column, **named: Any) -> TypedTable:
         "what was tried",
         trials,
         Column("GPU", "gpu"),
-        Column("GPUs", "gpus", COUNT),
-        Column("step", "plan.prediction.step_s", SECONDS),
+        GPUS,
+        STEP_TIME,
         Column("more than", _beyond, SECONDS, spare=1),
         Column("USD/step", "plan.prediction.usd_per_step", NUMBER),
         Column("plan", lambda t: t.plan and kind(t.plan), DASH),
         *hidden("outcome", "floor_s"),
         Column(None, lambda t: t.limit_s if math.isfinite(t.limit_s) else None, key="limit_s"),
         Column(None, lambda t: odds_view.odds_dict(t.odds), key="odds"),
-        *(more or (Column("likely", _together, PROBABILITY), Column("", lambda t: MEANINGS[t.outcome]))),
+        *(
+            more
+            or (
+                Column(
+                    "likely",
+                    lambda t: t.odds.together if t.odds and any(v.drawn for v in t.odds.verdicts) else None,
+                    PROBABILITY,
+                ),
+                Column("", lambda t: MEANINGS[t.outcome]),
+            )
+        ),
         **{"name": "tried", **named},
     )
-
-
-def _together(trial: Trial) -> float | None:
-    """Probability that it fits and meets all targets in one."""
-    return trial.odds.together if trial.odds and any(v.drawn for v in trial.odds.verdicts) else None
 
 
 def _beyond(trial: Trial) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from rlhfsim.present.tables import TEXT, Fit, ValueKind, at, each
+from rlhfsim.present.tables import COUNT, SECONDS, TEXT, Fit, ValueKind, at, each
 from rlhfsim.provenance import installed_version
 
 SIGNS = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
@@ -56,6 +56,10 @@ class Column(NamedTuple):
     """Its title in a terminal of few columns; None: the same, empty: it is left out there."""
     narrow_fit: Fit | None = None
     """Its fit there; None: the same."""
+
+
+GPUS, STEP_TIME = Column("GPUs", "gpus", COUNT), Column("step", "plan.prediction.step_s", SECONDS)
+"""Columns that many answers have."""
 
 
 class TypedTable(NamedTuple):

@@ -68,8 +68,7 @@ def _sure(result: WhatIf) -> Iterator[str]:
         p = base.plan.prediction
         yield (
             f"8 in 10 that a step of the base takes between {words.seconds(p.low_s)} and "
-            f"{words.seconds(p.high_s)}; "
-            "points on the same GPUs share most of that doubt."
+            f"{words.seconds(p.high_s)}; points on the same GPUs share most of that doubt."
         )
     gaps = [p.name for p in result.everything if p.gap > 0]
     yield (
@@ -90,20 +89,16 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
         return
     same = [p for p in known if not p.other_work] or known[:1]
     fastest = min(same, key=lambda p: p.seconds or 0.0)
-    yield (
-        Tile(
-            "As it is",
-            words.seconds(result.base.seconds),
-            detail=f"a {result.per}, {COUNT.shown(result.base.gpus)} GPUs",
-        )
-        if result.base.seconds is not None
-        else Tile("As it is", "does not fit", detail="", mark="bad")
-    )
-    yield Tile("Fastest", words.seconds(fastest.seconds or 0.0), detail=fastest.name)
+    if (seconds := result.base.seconds) is None:
+        yield Tile("As it is", "does not fit", mark="bad")
+    else:
+        each = f"a {result.per}, {COUNT.shown(result.base.gpus)} GPUs"
+        yield Tile("As it is", words.seconds(seconds), each)
+    yield Tile("Fastest", words.seconds(fastest.seconds or 0.0), fastest.name)
     priced = [p for p in same if p.usd is not None]
     if priced:
         cheapest = min(priced, key=lambda p: p.usd or 0.0)
-        yield Tile("Cheapest", words.money(cheapest.usd or 0.0), detail=cheapest.name)
+        yield Tile("Cheapest", words.money(cheapest.usd or 0.0), cheapest.name)
     missing = [p.name for p in result.everything if p.plan is None]
     yield Tile(
         "Points that fit",
@@ -130,9 +125,8 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
         "changes",
         "What changes in each plan",
         *(_changed(result.base, p) for p in result.points),
-        lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign "
-        "are what"
-        " the scenario sets.",
+        lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign are "
+        "what the scenario sets.",
         asked=True,
     )
     notes = tuple(words.capital(note) for note in _notes(result))

@@ -39,7 +39,11 @@ class TableData(NamedTuple):
 def written(table: TypedTable, *, narrow: bool = False) -> TableData:
     """The rows that people see, with units and digits; `narrow`: for a terminal of few columns."""
     columns = [_fitted(column, narrow=narrow) for column in table.columns]
-    seen = [i for i, column in enumerate(columns) if column.title is not None and _says(table, i)]
+    seen = [
+        i
+        for i, column in enumerate(columns)  # a spare one without a value is not shown
+        if column.title is not None and not (column.spare and all(row[i] in (None, "") for row in table.rows))
+    ]
     left = len(table.rows) - (table.most or len(table.rows))
     more = (f"and {plural(left, 'more row')}, which --json has",) if left > 0 else ()
     rows = tuple(tuple(_cell(table, row, i) for i in seen) for row in table.rows[: table.most])
@@ -58,11 +62,6 @@ def _fitted(column: Column, *, narrow: bool) -> Column:
         return column._replace(fit=fit)
     title = column.title if column.narrow is None else column.narrow or None
     return column._replace(title=title, fit=column.narrow_fit or fit)
-
-
-def _says(table: TypedTable, i: int) -> bool:
-    """Whether a column is to be shown: a spare one without a value is not."""
-    return not table.columns[i].spare or any(row[i] not in (None, "") for row in table.rows)
 
 
 def _cell(table: TypedTable, row: tuple[Any, ...], i: int) -> Cell:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
+from rlhfsim.present.answers.tree import GPUS, Column, Figure, TypedTable, table_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import COUNT, DIFFERENCE, FIGURE, SHARE, compact, rounded
+from rlhfsim.present.tables import DIFFERENCE, FIGURE, SHARE, compact, rounded
 from rlhfsim.search.explain import own_kind, shares
 from rlhfsim.units import HOUR, format
 from rlhfsim.what_if.sizing import Sizes
@@ -52,8 +52,8 @@ def pareto(plan: Plan, sizes: Sizes) -> Figure:
     )
     data = [_sizes(plan, sizes), *_rivals(plan, rivals), _chosen(plan)]
     return Figure(
-        key="pareto",
-        title=findings.sizes(own, points, unit) if points else _alone(plan, rivals),
+        "pareto",
+        findings.sizes(own, points, unit) if points else _alone(plan, rivals),
         alt=f"Points of step time and {axis}: the chosen plan at {own[1]:.4g} s and {own[2]:.3g}"
         + "".join(f"; {g} GPUs at {t:.4g} s and {c:.3g}" for g, t, c in points),
         how="Down and to the left is better. The star is the chosen plan; circles are the best plans of other"
@@ -195,7 +195,7 @@ def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TypedTable:
         "Candidates",
         [of("chosen", plan), *rivals, *(of("other size", p) for p in sizes.found)],
         Column("", "what"),
-        Column("GPUs", "gpus", COUNT),
+        GPUS,
         Column("kind"),
         Column("actor"),
         Column("rollout"),
@@ -228,8 +228,8 @@ def rival(plan: Plan, choice: Choice) -> Figure | None:
     ]
     layout = plots.rows(names, "seconds of the step", each=32, margin=110, barmode="group")
     return Figure(
-        key="rival",
-        title=findings.rival(other.label, other.step_s - step, step, more),
+        "rival",
+        findings.rival(other.label, other.step_s - step, step, more),
         alt="Pairs of bars, one a call: "
         + "; ".join(f"{n} {a:.3g} s against {b:.3g} s" for n, a, b, _ in rows),
         how="The step of both plans by call, the largest differences first; over all calls they add up to "
@@ -270,8 +270,8 @@ def break_evens(choice: Choice) -> Figure | None:
     )
     nearest = ranked[0]
     return Figure(
-        key="break_evens",
-        title=findings.break_evens(nearest.change, nearest.factor, nearest.winner),
+        "break_evens",
+        findings.break_evens(nearest.change, nearest.factor, nearest.winner),
         alt="; ".join(sentence(b, choice) for b in ranked),
         how="A diamond is a value at which another kind of plan is the best; the further from today's"
         " line, the safer the choice. One change at a time, both kinds designed anew there.",

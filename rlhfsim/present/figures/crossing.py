@@ -42,11 +42,10 @@ def break_even(i: int, even: PointBreakEven) -> Figure:
         _curve(even, "held against", [t.b for t in even.curve], "orange", "dash", "square"),
     ]
     return Figure(
-        key=f"break-even-{i}",
-        title=words.capital(even.outcome),
+        f"break-even-{i}",
+        words.capital(even.outcome),
         alt=f"Two curves over {input_name(even.path)}, from {format(even.low, even.unit)} to "
-        f"{format(even.high, even.unit)}: "
-        f"{even.outcome}",
+        f"{format(even.high, even.unit)}: {even.outcome}",
         how=f"{even.question} Both sides are designed anew at every mark; a vertical line is where they "
         "cross.",
         plot=plots.spec(data, layout),

@@ -11,7 +11,7 @@ from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.observation import step_windows
 from rlhfsim.present import findings, words
 from rlhfsim.present.answers.tree import Column, Figure, table_of
-from rlhfsim.present.figures.time import role_of
+from rlhfsim.present.figures.iteration import role_of
 from rlhfsim.present.html import plots
 from rlhfsim.present.tables import COUNT, ENDS, FIGURE, NUMBER, RATIO, added, compact, rounded
 from rlhfsim.trace import WAIT
@@ -96,8 +96,8 @@ def timeline(answer: SideBySide) -> Figure:
         dragmode="pan",
     )
     return Figure(
-        key="timeline",
-        title=findings.sides(_totals(by_side["predicted"]), _totals(by_side["measured"])),
+        "timeline",
+        findings.sides(_totals(by_side["predicted"]), _totals(by_side["measured"])),
         alt="Bars on a time axis, a predicted and a measured row for each role, from 0 to "
         + words.seconds(end),
         how="The predicted step above the measured step that is nearest to the median. Gaps between measured"
@@ -179,8 +179,8 @@ def phases(answer: SideBySide) -> Figure | None:
     least = SMALL * (step.predicted_s or 0.0)
     long = [r for r in rows if max(r.predicted_s or 0.0, r.measured_s or 0.0) > least]
     return Figure(
-        key="phases",
-        title=findings.phases({r.name: r.ratio for r in long if r.ratio}),
+        "phases",
+        findings.phases({r.name: r.ratio for r in long if r.ratio}),
         alt="Pairs of bars, one a phase: "
         + "; ".join(
             f"{n} {r.predicted_s:.3g} s predicted, {r.measured_s:.3g} s measured"

@@ -48,8 +48,8 @@ def gap(gap: Gap) -> Figure:
         margin={"t": 24},
     )
     return Figure(
-        key="gap",
-        title=findings.gap(gap.parts, gap.predicted_s, gap.measured_s),
+        "gap",
+        findings.gap(gap.parts, gap.predicted_s, gap.measured_s),
         alt="A bridge from the predicted to the measured step: "
         + "; ".join(f"{name} {seconds:+.2g} s" for name, seconds in rows),
         how="Up is longer than predicted, down is shorter; the pieces add up exactly. A phase's difference is"
@@ -95,13 +95,12 @@ def memory(held: Sequence[PhaseMemory]) -> Figure | None:
     layout = plots.rows(names, "GB on the fullest GPU of the pool", each=42, margin=130, barmode="group")
     _, predicted, measured, phase = max(rows, key=lambda row: row[2] / row[1] if row[1] else 0.0)
     return Figure(
-        key="memory",
-        title=f"Measured memory is {measured / predicted:.2g} times the prediction at most, in {phase}",
+        "memory",
+        f"Measured memory is {measured / predicted:.2g} times the prediction at most, in {phase}",
         alt="Pairs of bars, one a phase and pool: "
         + "; ".join(f"{n} {a:.3g} GB predicted, {b:.3g} GB measured" for n, a, b, _ in rows),
         how="The most that any GPU of the pool held while the phase ran. On a machine without GPUs the "
-        "counter"
-        " is the whole process, libraries included, of which the plan counts the model's part.",
+        "counter is the whole process, libraries included, of which the plan counts the model's part.",
         plot=plots.spec(data, layout),
         table=table_of(
             "Memory, predicted and measured",
@@ -137,12 +136,11 @@ def steps(answer: SideBySide, reward: dict[int, float]) -> Figure:
     )
     rewards = "; mean reward: " + ", ".join(f"{r:.3g}" for r in reward.values()) if reward else ""
     return Figure(
-        key="steps",
-        title=findings.steps(times, list(reward.values())),
+        "steps",
+        findings.steps(times, list(reward.values())),
         alt="A line of seconds per step: " + ", ".join(f"{t:.3g}" for t in times) + rewards,
-        how="The band is the predicted P10 to P90. Steps that do not count (the first warms up) are left "
-        "out of"
-        " the line of seconds.",
+        how="The band is the predicted P10 to P90. Steps that do not count (the first warms up) are left out "
+        "of the line of seconds.",
         plot=plots.spec(_lines(by_step, p.step_s, reward), layout),
         table=table_of(
             "Every step",

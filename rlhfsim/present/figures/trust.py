@@ -58,13 +58,12 @@ def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
     )
     p = plan.prediction
     return Figure(
-        key="sensitivity",
-        title=findings.sensitivity(names, [d.share for d in shown], (p.high_s - p.low_s) / 2, p.step_s),
+        "sensitivity",
+        findings.sensitivity(names, [d.share for d in shown], (p.high_s - p.low_s) / 2, p.step_s),
         alt="Bars to both sides of the predicted step: "
         + "; ".join(f"{words.spoken(d.name)} {-d.down_s:+.3g} to {d.up_s:+.3g} s" for d in shown),
         how="How much the step moves when one coefficient is at the 10th or 90th percentile of what is "
-        "believed"
-        " of it. Independent doubts add in squares, so a few decide. Values and sources stand under "
+        "believed of it. Independent doubts add in squares, so a few decide. Values and sources stand under "
         "Assumptions.",
         plot=plots.spec(data, layout),
         table=table_of(
@@ -118,8 +117,8 @@ def scatter() -> Figure:
     )
     count, error = scored()
     return Figure(
-        key="published",
-        title=findings.scatter(
+        "published",
+        findings.scatter(
             error, count, sum(o["part"] == "report" and o["low"] <= o["measured"] <= o["high"] for o in rows)
         ),
         alt="Points of measured and predicted seconds around the line of equality, "

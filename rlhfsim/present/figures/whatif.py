@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 from rlhfsim.present import findings, words
@@ -73,8 +72,8 @@ def pareto(result: WhatIf, table: TypedTable) -> Figure | None:
         height=440, x=f"{unit} per {result.per} (shorter is better)", y=f"{axis} (lower is better)"
     )
     return Figure(
-        key="pareto",
-        title=finding(result),
+        "pareto",
+        finding(result),
         alt=f"Points of time and {axis}: "
         + "; ".join(f"{p.name} {words.seconds(p.seconds or 0.0)}, {money_of(p):,.3g}" for p in known),
         how="Down and to the left is better. The star is the base; points on the dotted line are beaten by no"
@@ -143,7 +142,7 @@ def points(result: WhatIf) -> TypedTable:
         Column("changes", changed, fit=NEVER, spare=1),
         Column("GPUs", _planned(lambda p: p.gpus), COUNT),
         Column("plan", lambda p: p.plan.architecture if p.plan else p.shortage or "nothing fits"),
-        Column("step", _planned(lambda p: p.plan.prediction.step_s), SECONDS, spare=6 * run),
+        Column("step", "plan.prediction.step_s", SECONDS, spare=6 * run),
         Column(
             "P10-P90",
             _planned(lambda p: (p.plan.prediction.low_s, p.plan.prediction.high_s, "s")),
@@ -154,15 +153,17 @@ def points(result: WhatIf) -> TypedTable:
         Column("against base", _planned(lambda p: _relative(p, base, lambda q: q.seconds)), DASH, spare=4),
         Column(axis_of(result), _planned(money_of), FIGURE),
         Column("cost against base", _planned(lambda p: _relative(p, base, money_of)), DASH, spare=5),
-        *(Column(TITLES[asked[i].quantity], _planned(partial(_chance, i)), PROBABILITY) for i in chances),
+        *(
+            Column(
+                TITLES[asked[i].quantity],
+                lambda p, i=i: p.targets[i].probability if p.plan and p.targets else None,  # None: no price
+                PROBABILITY,
+            )
+            for i in chances
+        ),
         Column("other work", lambda p: words.work_parts(p.other_work), DASH, spare=2),
         notes=tuple(_legend(result, [asked[i].text for i in chances])),
     )
-
-
-def _chance(i: int, point: PointResult) -> float | None:
-    """The probability of a target; None without a price."""
-    return point.targets[i].probability if point.targets else None
 
 
 def _legend(result: WhatIf, targets: list[str]) -> Iterator[str]:
@@ -236,15 +237,14 @@ def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[InputSwing
     )
     first = known[0]
     return Figure(
-        key=f"tornado-{what}",
-        title=findings.tornado(what, first.name, first.change(0), first.change(2)),
+        f"tornado-{what}",
+        findings.tornado(what, first.name, first.change(0), first.change(2)),
         alt="Bars to both sides of the base: "
         + "; ".join(
             f"{e.name} {findings.change(e.change(0))} to {findings.change(e.change(2))}" for e in known
         ),
         how=f"How much {what} changes when one input takes its low or its high value and everything is "
-        "designed"
-        " anew, all others as in the base. A missing bar: nothing fits there.",
+        "designed anew, all others as in the base. A missing bar: nothing fits there.",
         plot=plots.spec(sides(known, names), layout),
         table=table_of(
             f"Sensitivity of {what}",

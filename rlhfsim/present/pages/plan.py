@@ -11,8 +11,7 @@ from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.answers.tree import Block, Listing, Page, PageSection, TypedTable, pairs, section
 from rlhfsim.present.basis import Basis, basis
 from rlhfsim.present.figures import choice as figures_choice
-from rlhfsim.present.figures import memory as figures_memory
-from rlhfsim.present.figures import time as figures_time
+from rlhfsim.present.figures import iteration as figures_iteration
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.known import known, sampling
@@ -78,9 +77,8 @@ def _chosen(choice: Choice) -> Iterator[str]:
         aim += f"{best} that does not sum too many gradients in BF16"
     if c.unexplored:
         yield (
-            f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} "
-            "plans were "
-            f"not looked at, and one of them could be up to {c.gap:.1%} shorter."
+            f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} plans "
+            f"were not looked at, and one of them could be up to {c.gap:.1%} shorter."
         )
     else:
         up_to = "; among asynchronous plans up to dominance by bounds, not by simulated steps"
@@ -100,9 +98,9 @@ def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[PageSection]:
     """Top to bottom."""
     plan = known.plan
     yield section("plan", "The plan", picture(plan))
-    yield section("time", "One iteration", figures_time.timeline(plan))
-    yield section("binds", "Where time goes and what binds", figures_time.resources(plan))
-    yield section("memory", "Memory", *figures_memory.memory(known))
+    yield section("time", "One iteration", figures_iteration.timeline(plan))
+    yield section("binds", "Where time goes and what binds", figures_iteration.resources(plan))
+    yield section("memory", "Memory", *figures_iteration.memory(known))
     yield section("candidates", "Candidates", *_candidates(plan, sizes))
     yield section("why", "Why this one", *_why(plan))
     yield section("doubts", "What the answer is sensitive to", *_doubts(known), appendix=True)
@@ -171,9 +169,8 @@ def _doubts(known: Basis) -> Iterator[Block]:
     elif plan.choice is not None:
         yield figures_choice.break_evens(plan.choice) or Listing(
             (
-                "Tried one at a time: lengths, samples, prompts, network, GPU memory and "
-                "number of"
-                " GPUs, by factors of 2 to 8 either way.",
+                "Tried one at a time: lengths, samples, prompts, network, GPU memory and number of GPUs, by "
+                "factors of 2 to 8 either way.",
             ),
             findings.break_evens(None, 1.0, ""),
         )
