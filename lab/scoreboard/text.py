@@ -7,7 +7,6 @@ from typing import Any
 
 from lab.scoreboard.reliability import FEWEST
 from rlhfsim.outputs import markdown_text
-from rlhfsim.present.answers.kinds import FINE_CHANGE
 from rlhfsim.present.answers.validate import (
     KIND_COLUMNS,
     kind_cells,
@@ -16,6 +15,7 @@ from rlhfsim.present.answers.validate import (
     target_cells,
     verdict_text,
 )
+from rlhfsim.present.tables import FINE_CHANGE
 from rlhfsim.units import significant
 
 REASONS = 8

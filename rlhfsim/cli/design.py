@@ -49,7 +49,7 @@ from rlhfsim.present.answers.design import page
 from rlhfsim.present.answers.design_details import Extras
 from rlhfsim.present.answers.plan_blocks import wants
 from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.first_screen import show
+from rlhfsim.present.terminal.page import show
 from rlhfsim.search import clock
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request

@@ -31,10 +31,10 @@ from rlhfsim.cli.params import (
 from rlhfsim.errors import RlhfsimError, shown
 from rlhfsim.plan import OLDER, read_plan
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
-from rlhfsim.present import plain
 from rlhfsim.present.answers.compare import run_page
 from rlhfsim.present.answers.tree import Page
 from rlhfsim.present.answers.whatif import whatif_page
+from rlhfsim.present.answers.written import page_data
 from rlhfsim.present.basis import basis, cluster_of, profiles_of
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
@@ -99,7 +99,7 @@ def report(
     written = f"{figures} in {where} ({format(where.stat().st_size, 'byte')})"
     if as_json:
         verdict = {"fits": reason is None, "rejected_by": reason}
-        click.echo(json.dumps(plain.page(page, where) | verdict, indent=1))
+        click.echo(json.dumps(page_data(page, where) | verdict, indent=1))
     else:
         click.echo(shown(f"{page.verdict}\n{written}; open it in a browser, it needs no network"))
     if reason is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -32,8 +32,7 @@ FINAL = ("complete", "failed", "died")
 """Stages after which nothing follows by itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeskQuestion:
+class DeskQuestion(NamedTuple):
     """A question that was read."""
 
     request: Request

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from dash import dcc, html
 
-from rlhfsim.present.answers.tree import Block, Changed, Code, EqualNodes, Figure, Listing, Tile, TypedTable
+from rlhfsim.present.answers.tree import (
+    Block,
+    Changed,
+    Code,
+    EqualNodes,
+    Figure,
+    Listing,
+    Mark,
+    Tile,
+    TypedTable,
+)
 from rlhfsim.present.answers.written import tile_texts, written
 from rlhfsim.present.html import theme
-from rlhfsim.present.html.page import SIGNS
+from rlhfsim.present.html.page import MARKS, SIGNS
 from rlhfsim.present.html.plots import checked
 from rlhfsim.present.words import tied
 
 Component = Any
+P = TypeVar("P")
 _GRAPH: Any = {"displaylogo": False, "displayModeBar": False, "responsive": True, "scrollZoom": False}
 
 
@@ -31,10 +42,11 @@ def block(item: Block) -> Component:
         case Code():
             return html.Div([html.H3(item.title), html.Pre(html.Code(item.text))], className="block")
         case Changed():
-            return html.Div(
-                [html.H3(item.title), html.Div(list(_changes(item.lines)), className="changed")],
-                className="block",
-            )
+            changes = [
+                html.Div([html.Span(sign, className=f"sign {SIGNS.get(sign, '')}"), text])
+                for sign, text in item.lines
+            ]
+            return html.Div([html.H3(item.title), html.Div(changes, className="changed")], className="block")
 
 
 def figure(item: Figure) -> Component:
@@ -97,20 +109,32 @@ def table(values: TypedTable) -> Component:
     data = written(values)
     head = html.Tr([html.Th(title, scope="col") for title in data.titles])
     rows = [
-        html.Tr([_cell(cell.text, cell.value is not None, first=i == 0) for i, cell in enumerate(row)])
-        for row in data.rows
+        html.Tr(
+            [
+                html.Th(str(first.text), scope="row"),
+                *(html.Td(str(x.text), className="n" if x.value is not None else "") for x in rest),
+            ]
+        )
+        for first, *rest in data.rows
     ]
     parts = [html.Caption(values.caption), html.Thead(head), html.Tbody(rows)]
     return html.Div(html.Table(parts), className="scroll", tabIndex="0")
 
 
-def _cell(text: Any, number: bool, *, first: bool) -> Component:
-    return html.Th(str(text), scope="row") if first else html.Td(str(text), className="n" if number else "")
-
-
 def status(text: str, kind: str) -> Component:
     """One line about the search; assistive technology reads it when it changes."""
     return html.P(text, id="status", className=f"status {kind}", role="status")
+
+
+def verdict_line(text: str, mark: Mark) -> Component:
+    """The verdict behind its sign."""
+    sign = html.Span(MARKS[mark], className=f"mark {mark}", **spoken(hidden="true"))
+    return html.P([sign, tied(text)], className="verdict")
+
+
+def places(kind: Callable[[str, str], P], *names: str) -> Iterator[P]:
+    """Inputs, outputs or states of a callback, each by component and property: `poll.interval`."""
+    return (kind(*name.split(".")) for name in names)
 
 
 def tiles(items: Iterable[Tile]) -> Component:
@@ -122,8 +146,3 @@ def _tile(item: Tile) -> Component:
     value, detail = map(tied, tile_texts(item))
     shown = html.Dd(value, className=f"value {item.mark}"), html.Dd(detail, className="detail")
     return html.Div([html.Dt(item.label), *shown], className="tile")
-
-
-def _changes(lines: Iterable[tuple[str, str]]) -> Iterable[Component]:
-    for sign, text in lines:
-        yield html.Div([html.Span(sign, className=f"sign {SIGNS.get(sign, '')}"), text])

@@ -9,7 +9,7 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
-from rlhfsim.desk.blocks import Component, block, spoken, status
+from rlhfsim.desk.blocks import Component, block, places, spoken, status
 from rlhfsim.desk.comparisons import DeskComparison
 from rlhfsim.desk.state import BASE, DeskState, Field, Question, compared, comparison, query, to_search, work
 from rlhfsim.desk.tasks import PageTasks, Work
@@ -25,6 +25,8 @@ TABS = {
     "own": "Your script or log",
     "files": "A run, a pool, a purchase",
 }
+PANELS = {"answer": "plan", "progress": "plan", "choose": "choose", "own": "own", "files": "files"}
+"""Part of the page -> the tab that shows it."""
 CONTROLS = {"gpu": "Kinds of GPUs", "gpus": "Numbers of GPUs", "framework": "Framework"}
 """What is compared; empty: around the question."""
 POLL_MS = 500
@@ -71,11 +73,7 @@ def connect_choose(app: Dash, comparisons: PageTasks[DeskComparison], designs: C
     """The callbacks of the tab; `designs`: what the process of a query's table does."""
 
     @app.callback(
-        Output("answer", "hidden"),
-        Output("progress", "hidden"),
-        Output("choose", "hidden"),
-        Output("own", "hidden"),
-        Output("files", "hidden"),
+        *(Output(panel, "hidden") for panel in PANELS),
         Output({"tab": ALL}, "className"),
         Input({"tab": ALL}, "n_clicks"),
         Input({"row": ALL}, "n_clicks"),
@@ -85,18 +83,12 @@ def connect_choose(app: Dash, comparisons: PageTasks[DeskComparison], designs: C
         if not _clicked():
             raise PreventUpdate
         name = ctx.triggered_id.get("tab", "plan")
-        hidden = [panel != name for panel in ("plan", "plan", "choose", "own", "files")]
-        return *hidden, ["on" if tab == name else "" for tab in TABS]
+        return *(tab != name for tab in PANELS.values()), ["on" if tab == name else "" for tab in TABS]
 
     @app.callback(
-        Output("table", "children"),
-        Output("ticks", "disabled"),
-        Output("stop", "disabled"),
+        *places(Output, "table.children", "ticks.disabled", "stop.disabled"),
         Output({"elsewhere": ALL}, "placeholder"),
-        Input("compare", "n_clicks"),
-        Input("stop", "n_clicks"),
-        Input("ticks", "n_intervals"),
-        Input("state", "data"),
+        *places(Input, "compare.n_clicks", "stop.n_clicks", "ticks.n_intervals", "state.data"),
         State({"elsewhere": ALL}, "value"),
         State("page", "data"),
     )
@@ -154,7 +146,7 @@ def table_view(known: DeskComparison | None, question: Question) -> Iterator[Com
     else:
         yield _verdict(known, work(known.question) != work(question))
         yield from _table(known, question)
-    yield block(Code(title="The same table in a terminal", text=comparison(known.question)))
+    yield block(Code("The same table in a terminal", comparison(known.question)))
 
 
 def _progress(known: DeskComparison) -> Iterator[Component]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 from rlhfsim.desk.state import Question
 from rlhfsim.desk.tasks import PageTask
@@ -16,8 +17,7 @@ from rlhfsim.what_if.risk.odds import Targets
 from rlhfsim.what_if.scenarios.workers import local
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class Candidates(NamedTuple):
     """What `rlhfsim choose` is asked."""
 
     asked: tuple[Request, ...]

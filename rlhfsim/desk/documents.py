@@ -11,7 +11,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, dcc, html
 
-from rlhfsim.desk.blocks import Component, block, spoken, status, tiles
+from rlhfsim.desk.blocks import Component, block, places, status, tiles, verdict_line
 from rlhfsim.desk.files import (
     HINT,
     MAX_CHARACTERS,
@@ -26,7 +26,6 @@ from rlhfsim.desk.tasks import PageTask, PageTasks
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.present import words
 from rlhfsim.present.answers.tree import Code, PageSection
-from rlhfsim.present.html.page import MARKS
 
 POLL_MS = 500
 EXAMPLE = """steps: 600
@@ -62,15 +61,14 @@ def answer_documents(
 def page_view(answer: DocumentAnswer) -> Iterator[Component]:
     """What the page of `--page` has: verdict, its figures, sections, and appendices closed."""
     page = answer.page
-    sign = html.Span(MARKS[page.mark], className=f"mark {page.mark}", **spoken(hidden="true"))
-    yield html.P([sign, words.tied(page.verdict)], className="verdict")
+    yield verdict_line(page.verdict, page.mark)
     yield html.P(f"{page.title}: {page.subtitle}" if page.subtitle else page.title, className="subtitle")
     yield tiles(page.tiles)
     if page.sure:
         sure = html.Ul([html.Li(words.tied(line)) for line in page.sure])
         yield html.Details([html.Summary("How sure this is"), sure])
     yield from map(_section, page.sections)
-    yield block(Code(title="The same answer in a terminal", text=answer.command))
+    yield block(Code("The same answer in a terminal", answer.command))
 
 
 def _section(section: PageSection) -> Component:
@@ -110,8 +108,7 @@ def connect_documents(app: Dash, tasks: PageTasks[DocumentTask], work: Callable[
     @app.callback(
         Output("files-text", "value"),
         Input("files-drop", "contents"),
-        State("files-drop", "filename"),
-        State("files-text", "value"),
+        *places(State, "files-drop.filename", "files-text.value"),
         prevent_initial_call=True,
     )
     def on_drop(contents: list[str], names: list[str], text: str | None) -> str:
@@ -119,16 +116,12 @@ def connect_documents(app: Dash, tasks: PageTasks[DocumentTask], work: Callable[
         return "\n".join([*([text] if text and text.strip() else []), *dropped])
 
     @app.callback(
-        Output("files-state", "children"),
-        Output("files-answer", "children"),
-        Output("files-ticks", "disabled"),
-        Output("files-stop", "disabled"),
-        Input("files-ask", "n_clicks"),
-        Input("files-stop", "n_clicks"),
-        Input("files-ticks", "n_intervals"),
-        State("files-text", "value"),
-        State("state", "data"),
-        State("page", "data"),
+        *places(
+            Output,
+            *("files-state.children", "files-answer.children", "files-ticks.disabled", "files-stop.disabled"),
+        ),
+        *places(Input, "files-ask.n_clicks", "files-stop.n_clicks", "files-ticks.n_intervals"),
+        *places(State, "files-text.value", "state.data", "page.data"),
         prevent_initial_call=True,
     )
     def on_ask(*given: Any) -> tuple[Any, ...]:

@@ -44,12 +44,7 @@ def named_files(text: str) -> tuple[NamedFile, ...]:
     Raises:
         RlhfsimError: too large, empty, or a name that is no plain file name.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise RlhfsimError(
-            "too-large",
-            f"this is longer than {MAX_CHARACTERS // 2**20} MiB",
-            help="a terminal takes files of any size",
-        )
+    check_size(text, "a terminal takes files of any size")
     first, *more = _HEAD.split(text)
     named = [NamedFile("asked.yaml", first)] if first.strip() else []
     named += [NamedFile(name, part) for name, part in zip(more[::2], more[1::2], strict=True)]
@@ -61,6 +56,17 @@ def named_files(text: str) -> tuple[NamedFile, ...]:
                 "bad-name", f"{name[:40]!r} is no plain file name", help="as in --- # run.yaml"
             )
     return tuple(named)
+
+
+def check_size(text: str, remedy: str) -> None:
+    """Refuse what is longer than a page may send.
+
+    Raises:
+        RlhfsimError: it is.
+    """
+    if len(text) > MAX_CHARACTERS:
+        longer = f"this is longer than {MAX_CHARACTERS // 2**20} MiB"
+        raise RlhfsimError("too-large", longer, help=remedy)
 
 
 def decoded(contents: str) -> str:

@@ -12,7 +12,7 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from rlhfsim.desk.answer import FINAL, Answer, DeskQuestion
-from rlhfsim.desk.blocks import spoken
+from rlhfsim.desk.blocks import places, spoken
 from rlhfsim.desk.searches import Searches
 from rlhfsim.desk.state import (
     BASE,
@@ -183,8 +183,7 @@ def connect(app: Dash, fields: Fields, read: Callable[[Question], DeskQuestion],
         Input("address", "search"),
         Input({"field": ALL}, "value"),
         *buttons,
-        State("state", "data"),
-        State("start", "data"),
+        *places(State, "state.data", "start.data"),
     )
     def on_change(search: str, values: Sequence[Any], *more: Any) -> tuple[Any, ...]:
         data, start = more[-2:]
@@ -201,16 +200,10 @@ def connect(app: Dash, fields: Fields, read: Callable[[Question], DeskQuestion],
         return to_search(after.state), shown, messages, no_update if told == data else told
 
     @app.callback(
-        Output("progress", "children"),
-        Output("answer", "children"),
-        Output("seen", "data"),
-        Output("poll", "interval"),
-        Output("link", "href"),
-        Input("state", "data"),
-        Input("poll", "n_intervals"),
+        *places(Output, "progress.children", "answer.children", "seen.data", "poll.interval", "link.href"),
+        *places(Input, "state.data", "poll.n_intervals"),
         Input({"retry": ALL}, "n_clicks"),
-        State("page", "data"),
-        State("seen", "data"),
+        *places(State, "page.data", "seen.data"),
         running=[(Output("poll", "disabled"), True, False)],  # a look that is overtaken is lost
     )
     def on_look(

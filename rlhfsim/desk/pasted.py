@@ -6,16 +6,15 @@ What is given is data: it is parsed and never run, names no other file, and is b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
-from rlhfsim.desk.blocks import Component, block, status
-from rlhfsim.desk.files import MAX_CHARACTERS, decoded
+from rlhfsim.desk.blocks import Component, block, places, status
+from rlhfsim.desk.files import MAX_CHARACTERS, check_size, decoded
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.interchange.logs.files import LogFiles
@@ -38,8 +37,7 @@ FORMS = (".csv", ".json", ".jsonl", ".log")
 HINT = "Paste a launch script, a configuration or the log of a run, or drop its file here."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastedAnswer:
+class PastedAnswer(NamedTuple):
     """What is said of a script or a log."""
 
     title: str
@@ -54,12 +52,7 @@ def judge(text: str, gpu: str, name: str, *, files: bool) -> PastedAnswer:
     Raises:
         RlhfsimError: too large, neither of both, or not enough is said.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise RlhfsimError(
-            "too-large",
-            f"this is longer than {MAX_CHARACTERS // 2**20} MiB",
-            help="rlhfsim doctor and rlhfsim import-run read files of any size in a terminal",
-        )
+    check_size(text, "rlhfsim doctor and rlhfsim import-run read files of any size in a terminal")
     if not text.strip():
         raise RlhfsimError("nothing-given", "there is nothing to judge", help=HINT)
     if not files:
@@ -137,11 +130,8 @@ def connect_pasted(app: Dash, *, files: bool) -> None:
 
     @app.callback(
         Output("own-answer", "children"),
-        Input("own-judge", "n_clicks"),
-        Input("own-file", "contents"),
-        State("own-file", "filename"),
-        State("own-text", "value"),
-        State("own-gpu", "value"),
+        *places(Input, "own-judge.n_clicks", "own-file.contents"),
+        *places(State, "own-file.filename", "own-text.value", "own-gpu.value"),
         prevent_initial_call=True,
     )
     def on_judge(
@@ -168,4 +158,4 @@ def answered(ask: Callable[[], PastedAnswer]) -> Iterator[Component]:
         yield status("; ".join(filter(None, (error.message, error.help))), "bad")
         return
     yield status(f"{answer.title}.", "good" if answer.good else "bad")
-    yield block(Code(title="What it comes to", text=answer.text))
+    yield block(Code("What it comes to", answer.text))

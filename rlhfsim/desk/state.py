@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from rlhfsim.errors import RlhfsimError
@@ -36,8 +36,7 @@ Kind = Literal["text", "one", "several"]
 """Written, or picked from a list."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(NamedTuple):
     """One field of the page."""
 
     name: str

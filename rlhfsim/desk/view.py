@@ -8,26 +8,22 @@ from typing import cast
 from dash import html
 
 from rlhfsim.desk.answer import FINAL, Answer
-from rlhfsim.desk.blocks import Component, block, spoken, status, tiles
+from rlhfsim.desk.blocks import Component, block, spoken, status, tiles, verdict_line
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.answers.tree import Block, Changed, Code, Listing, Mark
 from rlhfsim.present.basis import basis
-from rlhfsim.present.changes import leaf_text, mark, mark_of, value_text
+from rlhfsim.present.changes import changed_line, figure_line, folded, mark
+from rlhfsim.present.changes import summary as sentence
 from rlhfsim.present.figures import choice as figures_choice
-from rlhfsim.present.figures import memory as figures_memory
-from rlhfsim.present.figures import time as figures_time
+from rlhfsim.present.figures import iteration as figures_iteration
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.folded import folded
-from rlhfsim.present.folded import summary as sentence
-from rlhfsim.present.html.page import MARKS
-from rlhfsim.present.input_names import input_name
 from rlhfsim.present.pages.headline import mark as mark_of_plan
 from rlhfsim.present.pages.headline import subtitle
 from rlhfsim.present.pages.headline import tiles as tiles_of
 from rlhfsim.search.requirements import Verdict, meets_all, shown, verdicts_of
 from rlhfsim.verdict import verdict
-from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Side, diff, predicted
+from rlhfsim.what_if.differences import Side, diff, predicted
 
 AT = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 """Relation of a target in words."""
@@ -38,14 +34,16 @@ def answer_view(answer: Answer | None, command: str, base: Answer | None, *, pin
     if answer is None:
         return []
     if answer.plan is None:
-        return list(_missing(answer))
+        title = "Why" if answer.stage == "failed" else "Nothing fits"
+        why = Listing(tuple(map(words.capital, answer.missing)), title, mark="bad")
+        return [block(why)] if answer.missing and answer.stage != "died" else []
     parts = [headline(answer.plan), tiles(tiles_of(answer.plan)), *targets(answer.plan)]
     if pinned:
         first, *more = map(block, against(base, answer))
         parts += [first, *(html.Details([html.Summary("What else differs"), item]) for item in more)]
     figures = [html.Div(block(item), className="card") for item in figures_of(answer)]
     reasons = [block(item) for item in _reasons(answer)]
-    again = block(Code(title="The same answer in plan.json", text=command))
+    again = block(Code("The same answer in plan.json", command))
     return [*parts, html.Div(figures, className="cards"), *reasons, again]
 
 
@@ -89,22 +87,8 @@ def state_of(answer: Answer) -> Component:
 
 def headline(plan: Plan) -> Component:
     """The verdict in a sentence."""
-    kind = mark_of_plan(plan)
-    sign = html.Span(MARKS[kind], className=f"mark {kind}", **spoken(hidden="true"))
-    return html.Div(
-        [
-            html.P([sign, words.tied(verdict(plan))], className="verdict"),
-            html.P(subtitle(plan), className="subtitle"),
-        ],
-        className="headline",
-    )
-
-
-def _missing(answer: Answer) -> Iterator[Component]:
-    if answer.missing and answer.stage != "died":
-        title = "Why" if answer.stage == "failed" else "Nothing fits"
-        lines = tuple(words.capital(text) for text in answer.missing)
-        yield block(Listing(title=title, items=lines, mark="bad"))
+    line = verdict_line(verdict(plan), mark_of_plan(plan))
+    return html.Div([line, html.P(subtitle(plan), className="subtitle")], className="headline")
 
 
 def targets(plan: Plan) -> Iterator[Component]:
@@ -114,7 +98,7 @@ def targets(plan: Plan) -> Iterator[Component]:
         return
     met = meets_all(plan)
     title, kind = ("Every target is met", "good") if met else ("A target is missed", "bad")
-    yield block(Listing(title=title, items=tuple(map(_target, judged)), mark=cast(Mark, kind)))
+    yield block(Listing(tuple(map(_target, judged)), title, mark=cast(Mark, kind)))
 
 
 def _target(v: Verdict) -> str:
@@ -134,9 +118,9 @@ def figures_of(answer: Answer) -> Iterator[Block]:
     plan = answer.plan
     assert plan is not None
     yield picture(plan)
-    yield figures_time.timeline(plan)
-    yield figures_time.resources(plan)
-    yield from figures_memory.memory(basis(plan))
+    yield figures_iteration.timeline(plan)
+    yield figures_iteration.resources(plan)
+    yield from figures_iteration.memory(basis(plan))
     yield figures_choice.pareto(plan, answer.sizes)
 
 
@@ -144,9 +128,9 @@ def _reasons(answer: Answer) -> Iterator[Block]:
     choice = answer.plan.choice if answer.plan else None
     if choice and choice.reasons:
         reasons = tuple(words.capital(words.called(r)) for r in choice.reasons)
-        yield Listing(title="Why this plan", items=reasons)
+        yield Listing(reasons, "Why this plan")
     if answer.sizes.notes:
-        yield Listing(title="Other numbers of GPUs", items=answer.sizes.notes)
+        yield Listing(answer.sizes.notes, "Other numbers of GPUs")
 
 
 # --- against the pinned answer ----------------------------------------------------------------------
@@ -157,29 +141,18 @@ def against(base: Answer | None, answer: Answer) -> list[Block]:
     title = "Against the pinned question"
     if base is None or base.plan is None or answer.plan is None:
         text = "its answer is being searched" if base is None else "nothing fits there"
-        return [Changed(title=title, lines=(("", text),))]
+        return [Changed(title, (("", text),))]
     plans = {"pinned": base.plan, "now": answer.plan}
     found = diff(*(Side(title=t, plan=p, outcome=predicted(p), measured=False) for t, p in plans.items()))
     if found.empty:
-        return [Changed(title=title, lines=(("", "nothing differs"),))]
-    rest = *map(_field, folded(found.choice)), *map(_outcome, found.outcome)
-    more = [Changed(title="Plan and outcome", lines=rest)] if rest else []
+        return [Changed(title, (("", "nothing differs"),))]
+    moved = ((mark(x.before, x.after), figure_line(x, words.call(x.name))) for x in found.outcome)
+    rest = *map(changed_line, folded(found.choice)), *moved
+    more = [Changed("Plan and outcome", rest)] if rest else []
     return [
         Changed(
-            title=f"Against the pinned question: {sentence(found)}",
-            lines=tuple(map(_field, folded(found.question))),
+            f"Against the pinned question: {sentence(found)}",
+            tuple(map(changed_line, folded(found.question))),
         ),
         *more,
     ]
-
-
-def _field(change: ChangedField) -> tuple[str, str]:
-    return mark_of(
-        change
-    ), f"{input_name(change.path)}: {leaf_text(change.before)} -> {leaf_text(change.after)}"
-
-
-def _outcome(figure: ChangedFigure) -> tuple[str, str]:
-    by = f" ({words.signed(figure.relative)})" if figure.relative is not None else ""
-    text = f"{words.call(figure.name)}: {value_text(figure.before)} -> {value_text(figure.after)}{by}"
-    return mark(figure.before, figure.after), text

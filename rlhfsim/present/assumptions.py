@@ -7,10 +7,10 @@ from typing import Any
 
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, QUANTITY, YES
 from rlhfsim.present.answers.tree import Column, Listing, TypedTable, pairs, table_of
 from rlhfsim.present.basis import Basis, evidence
 from rlhfsim.present.figures.trust import outcome_assumptions
+from rlhfsim.present.tables import COUNT, QUANTITY, YES
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.units import Dimension
@@ -54,24 +54,24 @@ def _coefficients(names: tuple[str, ...], profile: Profile) -> TypedTable:
 
 def _datasheet(profile: Profile) -> TypedTable:
     link, price = profile.scale_up, profile.price
-    rows: list[tuple[str, float, Dimension, str]] = [
-        ("memory", profile.memory.value, "byte", profile.memory.source),
-        ("memory that a process can use", profile.usable_memory.value, "byte", profile.usable_memory.source),
-        *((f"peak {name}", peak.value, "flop/s", peak.source) for name, peak in profile.peak.items()),
-        ("GPU memory bandwidth", profile.hbm.value, "byte/s", profile.hbm.source),
-        (f"{link.kind} per GPU", link.bandwidth.value, "byte/s", link.bandwidth.source),
-        ("network per GPU", profile.nic.value, "byte/s", profile.nic.source),
-        ("PCIe per GPU", profile.pcie.value, "byte/s", profile.pcie.source),
-        ("power", profile.tdp.value, "W", profile.tdp.source),
+    rows: list[tuple[str, Any, Dimension]] = [
+        ("memory", profile.memory, "byte"),
+        ("memory that a process can use", profile.usable_memory, "byte"),
+        *((f"peak {name}", peak, "flop/s") for name, peak in profile.peak.items()),
+        ("GPU memory bandwidth", profile.hbm, "byte/s"),
+        (f"{link.kind} per GPU", link.bandwidth, "byte/s"),
+        ("network per GPU", profile.nic, "byte/s"),
+        ("PCIe per GPU", profile.pcie, "byte/s"),
+        ("power", profile.tdp, "W"),
     ]
     if price is not None:
-        rows.append((f"price of a GPU ({price.date})", price.value, "usd/h", price.source))
+        rows.append((f"price of a GPU ({price.date})", price, "usd/h"))
     return table_of(
         f"Datasheet of {profile.title}",
         rows,
         Column("number", 0),
-        Column("value", lambda row: row[1:3], QUANTITY),
-        Column("source", 3),
+        Column("value", lambda row: (row[1].value, row[2]), QUANTITY),
+        Column("source", "1.source"),
         open=False,
     )
 
@@ -108,7 +108,7 @@ def filled() -> TypedTable:
 
 def unknowns(basis: Basis) -> Listing:
     """What is not known, or left out, in the words of a reader."""
-    return Listing(title="Not known, or left out", items=tuple(_unknowns(basis)), mark="warn")
+    return Listing(tuple(_unknowns(basis)), "Not known, or left out", mark="warn")
 
 
 def _unknowns(basis: Basis) -> Iterator[str]:
@@ -119,19 +119,16 @@ def _unknowns(basis: Basis) -> Iterator[str]:
     if isinstance(plan.workload.response_len, Fixed) and plan.workload.generates:
         yield (
             f"Every response is taken to have {words.lengths(plan.workload.response_len)}; real lengths "
-            "vary, and a "
-            "step then also waits for the longest."
+            "vary, and a step then also waits for the longest."
         )
     if plan.placement.schedule.asynchronous:
         yield (
-            f"Samples are up to {plan.placement.schedule.staleness:g} policy versions old; what that does "
-            "to learning "
-            "is not predicted."
+            f"Samples are up to {plan.placement.schedule.staleness:g} policy versions old; what that does to "
+            "learning is not predicted."
         )
     yield (
         "Failures, restarts and checkpoints are not in the step time (rlhfsim simulate --mtbf adds them), "
-        "nor is "
-        "learning: no reward or loss is predicted."
+        "nor is learning: no reward or loss is predicted."
     )
     for profile in {p.name: p for p in basis.profiles if p is not None}.values():
         if not profile.curves:

@@ -1,16 +1,20 @@
-"""What can be worked out again from a plan on this machine: its cluster, its models, its priced step."""
+"""What can be worked out from a plan on this machine: its cluster, its priced step, its memory by phase."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import groupby
+from typing import NamedTuple
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.ledger import ledger
-from rlhfsim.plan import Plan
+from rlhfsim.plan import LedgerEntry, Plan
+from rlhfsim.present.tables import added
+from rlhfsim.present.words import MEMORY_GROUPS, is_move
 from rlhfsim.search.candidates import timed
 from rlhfsim.specs.frameworks.costs import with_software
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
@@ -32,8 +36,7 @@ DERIVED = {
 """What a time can rest on besides coefficients and curves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
+class Basis(NamedTuple):
     """A plan with what this machine knows about it."""
 
     plan: Plan
@@ -87,10 +90,14 @@ def profile_of(name: str, price: float | None = None) -> Profile | None:
         return None
 
 
-@lru_cache(maxsize=32)
-def _profile(name: str) -> Profile:
-    """A profile, read once: the views of one plan ask for it again and again."""
-    return load_profile(name)
+def title_of(name: str) -> str:
+    """What a kind of GPU is called; the name of its profile where that is not found here."""
+    profile = profile_of(name)
+    return profile.title if profile else name
+
+
+_profile = lru_cache(maxsize=32)(load_profile)
+"""A profile, read once: the views of one plan ask for it again and again."""
 
 
 def profile_under(plan: Plan, pool: str) -> Profile | None:
@@ -150,3 +157,50 @@ def _priced(plan: Plan, cluster: Cluster) -> tuple[Cost | None, tuple[str, ...]]
     if not math.isclose(again.seconds, plan.prediction.step_s, rel_tol=SAME):
         return None, ("priced again the step differs from the plan: the profile or this release changed",)
     return again.cost, ()
+
+
+# --- memory through the step ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class State:
+    """A phase and what a GPU holds in it."""
+
+    phase: str
+    entries: tuple[LedgerEntry, ...]
+
+    @cached_property
+    def bytes(self) -> float:
+        """All of it."""
+        return sum(e.bytes for e in self.entries)
+
+    @cached_property
+    def components(self) -> dict[str, float]:
+        """Component of the ledger -> bytes."""
+        return added((e.component, e.bytes) for e in self.entries)
+
+    @cached_property
+    def groups(self) -> dict[str, float]:
+        """Group of components -> bytes."""
+        named = {c for components in MEMORY_GROUPS.values() for c in components}
+        return {
+            group: sum(
+                e.bytes
+                for e in self.entries
+                if e.component in components or not (components or e.component in named)
+            )
+            for group, components in MEMORY_GROUPS.items()
+        }
+
+
+def states(plan: Plan, pool: str) -> list[State]:
+    """The phases of a pool in order; moves after which memory is as before are left out."""
+    rows = [e for e in plan.prediction.ledger if e.pool == pool]
+    every = [State(phase, tuple(entries)) for phase, entries in groupby(rows, key=lambda e: e.phase)]
+    peak = max((state.bytes for state in every), default=0.0)
+    shown: list[State] = []
+    for state in every:
+        moved = state.phase == "end" or is_move(state.phase)
+        if not moved or state.bytes == peak or all(state.bytes != s.bytes for s in (*shown[:1], *shown[-1:])):
+            shown.append(state)
+    return shown

@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhfsim.outputs import write_atomically
 from rlhfsim.plan import Plan, PredictedPhase
+from rlhfsim.present.tables import fields
 from rlhfsim.trace import ALL, Counter, CounterName, Span, Trace
 from rlhfsim.units import GB, MICROSECOND
 
@@ -36,8 +37,7 @@ COUNTERS: dict[CounterName, tuple[str, str, float]] = {
 """Counter -> words, unit, and what one unit is in base units."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """A span on the clock of the file."""
 
     span: Span
@@ -51,14 +51,7 @@ def chrome_trace(trace: Trace) -> Event:
     """The trace as one JSON object: events, and where they come from."""
     return {
         "displayTimeUnit": "ms",
-        "otherData": {
-            "schema": trace.schema,
-            "source": trace.source,
-            "rlhfsim_version": trace.rlhfsim_version,
-            "plan_hash": trace.plan_hash,
-            "seed": trace.seed,
-            "steps": trace.steps,
-        },
+        "otherData": {**fields(trace, "schema", "source", "rlhfsim_version", "plan_hash", "seed", "steps")},
         "traceEvents": list(events(trace)),
     }
 
@@ -159,7 +152,8 @@ def lanes(trace: Trace, pool: str, group: str) -> list[list[Slice]]:
     """Spans of one GPU group on as few threads as nesting allows, first fit in the order of start."""
     spans = [s for s in trace.spans if s.pool == pool and s.group == group]
     placed_lanes: list[tuple[list[Slice], list[int]]] = []
-    for piece in sorted((_slice(s) for s in spans), key=lambda p: (p.start, -p.end)):
+    slices = (Slice(s, round(s.start_s / MICROSECOND), round(s.end_s / MICROSECOND)) for s in spans)
+    for piece in sorted(slices, key=lambda p: (p.start, -p.end)):
         lane = next((lane for lane in placed_lanes if _takes(lane[1], piece)), None)
         if lane is None:
             lane = ([], [])
@@ -174,10 +168,6 @@ def _takes(open_ends: list[int], piece: Slice) -> bool:
     while open_ends and open_ends[-1] <= piece.start:
         open_ends.pop()
     return not open_ends or piece.end <= open_ends[-1]
-
-
-def _slice(span: Span) -> Slice:
-    return Slice(span, round(span.start_s / MICROSECOND), round(span.end_s / MICROSECOND))
 
 
 def _meta(event: str, pid: int, tid: int | None = None, /, **args: str | int) -> Event:

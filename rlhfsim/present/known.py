@@ -1,12 +1,12 @@
-"""What is known near a plan, in sentences: the nearest measured run, and kernel times of another GPU."""
+"""What is known near a plan, in sentences: the nearest run, borrowed kernel times, how it samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rlhfsim.plan import NearestRun, Plan
-from rlhfsim.present.basis import profile_of
-from rlhfsim.present.words import signed
+from rlhfsim.present.basis import profile_of, title_of
+from rlhfsim.present.words import percent, signed
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.step.measured import mixer_of
 
@@ -30,9 +30,7 @@ def nearest_short(run: NearestRun) -> str:
 
 
 def _where(run: NearestRun) -> str:
-    profile = profile_of(run.gpu)
-    gpu = profile.title if profile else run.gpu
-    return f"{run.framework}, {run.algorithm} of {run.model} on {run.gpus} x {gpu}"
+    return f"{run.framework}, {run.algorithm} of {run.model} on {run.gpus} x {title_of(run.gpu)}"
 
 
 def _error(run: NearestRun) -> str:
@@ -54,19 +52,42 @@ def borrowed_text(profile: Profile) -> str | None:
 def known(plan: Plan) -> dict[str, str]:
     """Label -> sentence, for the first lines of an answer."""
     rows = {} if plan.nearest is None else {"measured": nearest_text(plan.nearest)}
-    borrowed = [*dict.fromkeys(_borrowed(plan)), *_untimed(plan)]
+    profiles = filter(None, (profile_of(h.profile) for h in plan.hardware))
+    borrowed = [*dict.fromkeys(filter(None, map(borrowed_text, profiles)))]
+    if (mixer := mixer_of(plan.workload.model)) != "attention":
+        name = "indexer_efficiency" if mixer == "sparse attention" else "scan_efficiency, state_efficiency"
+        borrowed.append(f"{mixer} layers were never timed: an estimate with a wide interval ({name})")
     return {**rows, **({"kernels": "; ".join(borrowed)} if borrowed else {})}
 
 
-def _untimed(plan: Plan) -> Iterator[str]:
-    """What of the policy's layers runs in kernels that nobody timed."""
-    if (mixer := mixer_of(plan.workload.model)) != "attention":
-        name = "indexer_efficiency" if mixer == "sparse attention" else "scan_efficiency, state_efficiency"
-        yield f"{mixer} layers were never timed: an estimate with a wide interval ({name})"
+# --- sampling ----------------------------------------------------------------------------------------
+
+DRAFTERS = {"ngram": "matching n-grams", "mtp": "an MTP layer", "eagle": "an EAGLE-3 head"}
 
 
-def _borrowed(plan: Plan) -> Iterator[str]:
-    for hardware in plan.hardware:
-        profile = profile_of(hardware.profile)
-        if profile is not None and (text := borrowed_text(profile)):
-            yield text
+def sampling(plan: Plan) -> dict[str, str]:
+    """Label -> sentence, for the first lines of an answer; nothing where every response is trained on."""
+    parts = list(_parts(plan))
+    return {"sampling": "; ".join(parts)} if parts else {}
+
+
+def _parts(plan: Plan) -> Iterator[str]:
+    work = plan.workload
+    if (dynamic := work.dynamic_sampling) is not None:
+        batches = f"generation batches of {work.gen_prompts:,} prompts: {work.gen_batches:.2g} in the mean"
+        yield f"{percent(dynamic.kept)} of the groups are taken to be kept; {batches}"
+    role = plan.placement.rollout
+    if role is not None and (drafted := role.layout.speculation) is not None:
+        by = drafted.model or DRAFTERS[drafted.method]
+        yield f"{drafted.draft_tokens} tokens are drafted a step by {by}"
+        share = percent(drafted.now(drafted.acceptance))
+        if drafted.trained:
+            yield "the draft is trained with the policy"
+        yield f"{share} of them are taken to be accepted, {drafted.tokens_per_step:.3g} tokens a step"
+    elif work.speculation is not None:
+        yield "speculative decoding does not pay here"
+    if work.oversampling:
+        yield f"{work.gen_prompts:,} prompts are started, the first {work.prompts:,} to finish are trained on"
+    if discarded := plan.prediction.discarded_tokens:
+        share = percent(discarded / plan.prediction.generated_tokens)
+        yield f"{share} of the response tokens are thrown away"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from rlhfsim import units
-from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.present import words
-from rlhfsim.present.basis import cluster_of, profile_under, profiles_of
-from rlhfsim.present.known import known
+from rlhfsim.present.basis import cluster_of, profile_under, profiles_of, title_of
+from rlhfsim.present.known import known, sampling
 from rlhfsim.present.regions import link_words
-from rlhfsim.present.sampling import sampling
 from rlhfsim.present.verdict import assumed, cautions, is_size, learning
 from rlhfsim.present.words import percent, size
-from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.what_if.risk.odds import money_of_step
@@ -21,11 +18,13 @@ from rlhfsim.what_if.risk.run import Outlook
 
 def header_rows(plan: Plan) -> dict[str, str]:
     """The lines below the title."""
+    path = WEIGHT_PATHS[plan.placement.weight_path].title
+    sync = f"; weights to the rollout: {path}" if plan.placement.rollout else ""
     return {
         "batch": batch(plan),
         **sampling(plan),
         "plan": architecture(plan),
-        "roles": _roles(plan),
+        "roles": f"{plan.role_placement} ({words.pools(plan)}){sync}",
         **known(plan),
     }
 
@@ -54,16 +53,12 @@ def hardware_text(plan: Plan) -> str:
     """`64 x H100 SXM 80GB (8 nodes of 8)`."""
     kinds = []
     for h in plan.hardware:
-        try:
-            title = load_profile(h.profile).title
-        except RlhfsimError:
-            title = h.profile
         nodes, rest = divmod(h.gpus, h.gpus_per_node)
         shape = f"{words.plural(nodes, 'node')} of {h.gpus_per_node}" if nodes else ""
         shape += f"{' and ' if nodes else ''}one of {rest}" if rest else ""
         shape = "one node" if nodes + bool(rest) == 1 else shape
         far = f" in another region ({link_words(h.wan)})" if h.wan else ""
-        kinds.append(f"{h.gpus:,} x {title} ({shape}){far}")
+        kinds.append(f"{h.gpus:,} x {title_of(h.profile)} ({shape}){far}")
     thin = f", fabric {plan.oversubscription:g}:1" if plan.oversubscription > 1 else ""
     return " and ".join(kinds) + thin
 
@@ -95,12 +90,6 @@ def way(plan: Plan) -> str:
     apart = plan.role_placement
     beside = "" if apart == "colocated" else f"; {words.pools(plan)}"
     return f"{architecture(plan, aged=False)}{beside}"
-
-
-def _roles(plan: Plan) -> str:
-    path = WEIGHT_PATHS[plan.placement.weight_path].title
-    sync = f"; weights to the rollout: {path}" if plan.placement.rollout else ""
-    return f"{plan.role_placement} ({words.pools(plan)}){sync}"
 
 
 def cost_text(plan: Plan) -> str:

@@ -22,9 +22,9 @@ def commands(plan: Plan, file: str) -> Code:
     """What to type."""
     report = f"rlhfsim report {shlex.quote(file)}"
     if plan.choice is None:
-        return Code(title="Commands (the plan was given, not searched)", text=report)
+        return Code("Commands (the plan was given, not searched)", report)
     design = shlex.join(["rlhfsim", "design", *design_arguments(plan)])
-    return Code(title="Commands", text=f"{design} --out {shlex.quote(file)}\n{report}")
+    return Code("Commands", f"{design} --out {shlex.quote(file)}\n{report}")
 
 
 def design_arguments(plan: Plan) -> list[str]:
@@ -68,16 +68,10 @@ def _cluster(plan: Plan, asked: AskedBound) -> dict[str, object]:
         "gpus-per-node": first.gpus_per_node,
         "rollout-gpus": second.gpus if second else None,
         "rollout-gpu": second.profile if second else None,
-        "rollout-wan": _link(second.wan) if second and second.wan else None,
+        "rollout-wan": as_option(second.wan, digits=12) if second else None,
         "oversubscription": _unless(f"{plan.oversubscription:g}", "1"),
         "price": _short(asked.price) or _unless(market, DEFAULT),
     }
-
-
-def _link(link: WanLink) -> str:
-    """`rtt=0.06s,bandwidth=1250000000,loss=0.001,streams=16`, without what is the default."""
-    known = {field.name: (getattr(link, field.name), field.default) for field in fields(WanLink)}
-    return ",".join(f"{name}={value:.12g}" for name, (value, usual) in known.items() if value != usual)
 
 
 def _short(value: float | None) -> str | None:
@@ -108,9 +102,9 @@ def _workload(work: Workload) -> dict[str, object]:
         else None,
         "environment": _pairs(work.environment),
         "custom": _pairs(work.custom),
-        "speculation": drafting(work.speculation),
+        "speculation": as_option(work.speculation),
         "oversampling": _unless(f"{work.oversampling:.10g}", "0"),
-        "dynamic-sampling": _sampling(work.dynamic_sampling),
+        "dynamic-sampling": as_option(work.dynamic_sampling),
         "reward": _unless(work.reward.model or "none", "none" if rules else "same"),
     }
 
@@ -123,24 +117,13 @@ def _pairs(spec: Environment | OwnParts | None) -> str | None:
     return given or None
 
 
-def _sampling(sampling: DynamicSampling | None) -> str | None:
-    if sampling is None:
-        return None
-    names = ("kept", "gen_prompts", "max_gen_batches")
-    given = {name: value for name in names if (value := getattr(sampling, name)) is not None}
-    return ",".join(f"{name}={value:.10g}" for name, value in given.items())
-
-
-def drafting(asked: Speculation | None) -> str | None:
-    """Speculative decoding as options write it."""
+def as_option(asked: Speculation | DynamicSampling | WanLink | None, *, digits: int = 10) -> str | None:
+    """What a setting says beside its defaults, as options write it: `rtt=0.06,bandwidth=1250000000`."""
     if asked is None:
         return None
-    said = (field for field in fields(asked) if getattr(asked, field.name) != field.default)
-    return ",".join(f"{field.name}={_word(getattr(asked, field.name))}" for field in said)
-
-
-def _word(value: object) -> str:
-    return f"{value:.10g}" if isinstance(value, float) else str(value).lower()
+    said = {f.name: value for f in fields(asked) if (value := getattr(asked, f.name)) != f.default}
+    texts = {n: f"{x:.{digits}g}" if isinstance(x, float) else str(x).lower() for n, x in said.items()}
+    return ",".join(f"{name}={text}" for name, text in texts.items())
 
 
 def lengths(spec: AnyLengths) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.ranking import sums_in_fp32
-from rlhfsim.present.reproduce import drafting
+from rlhfsim.present.answers.ranking import both, sums_in_fp32
+from rlhfsim.present.reproduce import as_option
 from rlhfsim.present.words import RESOURCES, gpus, percent, signed
 from rlhfsim.units import format
 from rlhfsim.what_if.batch import DEARER, EvenBatch, FewerGpus
@@ -27,13 +25,12 @@ OF_THE_GPU = ("compute", "hbm")
 
 def idle(answer: Design) -> str:
     """How many GPUs stay idle, and why: the space has plans with and without them."""
-    assert answer.chosen is not None
-    assert answer.best is not None
-    plan, count = answer.chosen, answer.chosen.idle_gpus
+    plan, best = both(answer)
+    count = plan.idle_gpus
     of = f"{count:,} of {gpus(plan):,} GPUs stay{'s' * (count == 1)} idle, and paid for"
     if answer.request.objective == "memory":
         return f"{of}: no plan that uses more of them needs less memory"
-    gained = plan.prediction.step_s / answer.best.prediction.step_s - 1
+    gained = plan.prediction.step_s / best.prediction.step_s - 1
     faster = (
         "is faster" if gained <= 0 or not answer.simpler else f"is faster by more than {100 * gained:.1f} %"
     )
@@ -59,34 +56,32 @@ def knee(plan: Plan, fewer: FewerGpus) -> str:
     ).replace("%", " %", 1)
 
 
-def choice(answer: Design) -> Iterator[str]:
+def choice(answer: Design) -> str | None:
     """What the chosen plan costs against the fastest, where that is more than the margin of the simplest."""
-    assert answer.chosen is not None
-    assert answer.best is not None
-    mine, its = (p.prediction.step_s for p in (answer.chosen, answer.best))
+    plans = both(answer)
+    mine, its = (p.prediction.step_s for p in plans)
     if answer.request.objective == "memory" or mine <= (1 + CLOSE) * its:
-        return
-    why, sums = "a simpler plan", [most_bf16_sums(answer.request, p) for p in (answer.chosen, answer.best)]
-    unseen = [only_written(answer.request, plan) for plan in (answer.chosen, answer.best)]
+        return None
+    why, sums = "a simpler plan", [most_bf16_sums(answer.request, p) for p in plans]
+    unseen, fp32 = [only_written(answer.request, p) for p in plans], [*map(sums_in_fp32, plans)]
     if unseen[1] and not unseen[0]:
         why = f"nobody has run {', '.join(unseen[1])} with it yet"
-    elif sums_in_fp32(answer.chosen) and not sums_in_fp32(answer.best):
+    elif fp32[0] and not fp32[1]:
         why = "gradients are summed in FP32: in BF16 small ones get lost"
     elif sums[0] < sums[1]:
         why = f"gradients of {sums[0]:,} micro-batches, not {sums[1]:,}, are summed in BF16"
     elif answer.reasons and "most likely" in answer.reasons[0]:
         why = "the plan that most likely meets the targets"
-    yield f"{why}; --fastest: {format(its, 's')}, {signed(its / mine - 1)}"
+    return f"{why}; --fastest: {format(its, 's')}, {signed(its / mine - 1)}"
 
 
-def slowest(plan: Plan, found: Bottleneck) -> Iterator[str]:
+def slowest(plan: Plan, found: Bottleneck) -> str | None:
     """`environment: 380 of 413 s, most in actor.generate; +64 workers: -42 s`."""
     step = plan.prediction.step_s
     if found.resource in OF_THE_GPU or found.seconds < SLOWEST * step:
-        return
-    words = RESOURCES[found.resource]
-    yield (
-        f"{words.phrase}: {format(found.seconds, 's')} of {format(step, 's')}, most in "
+        return None
+    return (
+        f"{RESOURCES[found.resource].phrase}: {format(found.seconds, 's')} of {format(step, 's')}, most in "
         f"{found.phase}{more_of(plan, found)}"
     )
 
@@ -100,51 +95,51 @@ def more_of(plan: Plan, found: Bottleneck) -> str:
     return f"; {unit}: {'-' + format(saved, 's') if saved > 0 else 'no faster'}"
 
 
-def allowed(answer: Design) -> Iterator[str]:
+def allowed(answer: Design) -> str | None:
     """`async -42 %: generation and training overlap; ...: --allow async`."""
     if (gain := answer.learning_gain) is None or gain.seconds is None:
-        return
+        return None
     lag = f"{answer.request.max_staleness:g} step{'s' * (answer.request.max_staleness != 1)} old"
     old = f"samples up to {lag}"
     meaning = {"async": old, "lend": f"{old}, an engine asleep where training runs", **CHANGED}[gain.name]
     saved = signed(-(gain.saved or 0.0))
-    yield f"{gain.name}: {format(gain.seconds, 's')}, {saved}; {meaning}: {gain.option}"
+    return f"{gain.name}: {format(gain.seconds, 's')}, {saved}; {meaning}: {gain.option}"
 
 
-def changes_only(plan: Plan, answer: Design) -> Iterator[str]:
+def changes_only(plan: Plan, answer: Design) -> str | None:
     """`weights in 3.2 s, not 15 s (-12 % of the step), if few elements change: --weight-path delta`."""
     if (found := sent_changes(plan, answer.request)) is None:
-        return
+        return None
     times = f"weights in {format(found.seconds, 's')}, not {format(found.planned_s, 's')}"
-    yield (
+    return (
         f"{times} ({signed(-found.saved)} of the step), if only about 2 % of them change in one: "
         f"--weight-path {found.path}"
     )
 
 
-def lending(plan: Plan, answer: Design) -> Iterator[str]:
+def lending(plan: Plan, answer: Design) -> str | None:
     """`733 s (-28 %), if the trainer's GPUs generate while they wait: --allow async,lend`."""
-    if (found := lent_trainer(plan, answer.request)) is not None:
-        more = found.seconds / plan.prediction.step_s - 1
-        yield (
-            f"{format(found.seconds, 's')} ({signed(more)}), if the trainer's GPUs generate "
-            f"while they wait for samples: --allow {','.join(sorted(answer.request.allow | {'lend'}))}"
-        )
+    if (found := lent_trainer(plan, answer.request)) is None:
+        return None
+    more = found.seconds / plan.prediction.step_s - 1
+    return (
+        f"{format(found.seconds, 's')} ({signed(more)}), if the trainer's GPUs generate "
+        f"while they wait for samples: --allow {','.join(sorted(answer.request.allow | {'lend'}))}"
+    )
 
 
-def drafts(plan: Plan, answer: Design) -> Iterator[str]:
+def drafts(plan: Plan, answer: Design) -> str | None:
     """`pays above 31 % accepted, 98 s without; in 680 steps at its drift`, or what a draft would save."""
     if (found := would_draft(plan, answer.request)) is not None:
         low, high = map(percent, PUBLISHED.ends)
         ends = (found.slow_s, found.fast_s)
         times = " to ".join(format(seconds, "s") for seconds in ends)
         saved = " to ".join(signed(seconds / plan.prediction.step_s - 1) for seconds in ends)
-        yield (
+        return (
             f"{times} ({saved}), if an EAGLE-3 head drafts and {low} to {high} are accepted, as published: "
-            f"--speculation {drafting(PUBLISHED)}"
+            f"--speculation {as_option(PUBLISHED)}"
         )
-    elif (stop := stops_paying(plan, answer.request)) is not None:
-        when = "" if stop.steps is None else f", in {stop.steps:,.0f} steps at its drift"
-        yield (
-            f"they pay above {percent(stop.acceptance)} accepted ({format(stop.plain_s, 's')} without){when}"
-        )
+    if (stop := stops_paying(plan, answer.request)) is None:
+        return None
+    when = "" if stop.steps is None else f", in {stop.steps:,.0f} steps at its drift"
+    return f"they pay above {percent(stop.acceptance)} accepted ({format(stop.plain_s, 's')} without){when}"

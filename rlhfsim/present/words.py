@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlhfsim.plan import Plan
+from rlhfsim.choice import RunnerUp
+from rlhfsim.plan import Plan, Prediction
 from rlhfsim.search.explain import kind
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, stats
@@ -261,6 +262,11 @@ def pools(plan: Plan) -> str:
     return ", ".join(shares)
 
 
+def full(p: Prediction | RunnerUp) -> float:
+    """Share of the fullest GPU that a plan takes."""
+    return p.peak_memory_bytes / p.capacity_bytes
+
+
 def gpus(plan: Plan) -> int:
     """GPUs of the cluster."""
     return sum(h.gpus for h in plan.hardware)
@@ -345,10 +351,10 @@ def fixed(seconds: float | None, digits: int) -> str:
     return f"<{least:.{digits}f}" if 0 < seconds < least / 2 else f"{seconds:,.{digits}f}"
 
 
-def span(low: str, high: str, joint: str = "-") -> str:
+def span(low: str, high: str) -> str:
     """`1.2-3.4 ms`: the unit once where both ends have it."""
     (first, _, unit), (_, _, other) = low.partition(" "), high.partition(" ")
-    return f"{first if unit == other else low}{joint}{high}"
+    return f"{first if unit == other else low}-{high}"
 
 
 def error_text(share: float | None) -> str:

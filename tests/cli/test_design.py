@@ -18,7 +18,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import PlannedHardware, read_plan
 from rlhfsim.present.answers.choices import front_table
 from rlhfsim.present.answers.design import _nodes
-from rlhfsim.present.terminal.first_screen import MOST
+from rlhfsim.present.terminal.page import MOST
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload

@@ -21,7 +21,7 @@ import rlhfsim
 from rlhfsim.cli import main as entry
 from rlhfsim.cli.whatif import whatif
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.present.terminal.first_screen import MOST
+from rlhfsim.present.terminal.page import MOST
 from rlhfsim.specs.hardware.clusters import NodeGroupText
 from rlhfsim.what_if.scenarios.document import (
     Base,

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhfsim.present.answers.cells import Bar, Spark, Stretch, Word
-from rlhfsim.present.answers.kinds import BAR, BYTES, COUNT, FIGURE, NAMES, PROBABILITY, SECONDS
 from rlhfsim.present.answers.tree import (
     Changed,
     Column,
@@ -28,7 +26,21 @@ from rlhfsim.present.answers.tree import (
 from rlhfsim.present.answers.written import written
 from rlhfsim.present.html.page import html
 from rlhfsim.present.html.plots import spec
-from rlhfsim.present.tables import NEVER, REST
+from rlhfsim.present.tables import (
+    BAR,
+    BYTES,
+    COUNT,
+    FIGURE,
+    NAMES,
+    NEVER,
+    PROBABILITY,
+    REST,
+    SECONDS,
+    Bar,
+    Spark,
+    Stretch,
+    Word,
+)
 from rlhfsim.present.terminal.console import as_text
 from rlhfsim.present.terminal.page import parts
 
@@ -211,7 +223,7 @@ def test_a_page_says_the_same_without_drawing() -> None:
 
 # --- how answers are written --------------------------------------------------------------------------
 
-WALKERS = {"kinds.py", "tree.py", "written.py"}
+WALKERS = {"tree.py", "written.py"}
 ANSWERS = sorted(p for p in (ROOT / "rlhfsim/present/answers").glob("*.py") if p.name not in WALKERS)
 MAX_RICH = 4
 """Modules that draw in a terminal; all others say what is to be drawn."""
@@ -226,7 +238,7 @@ def test_an_answer_formats_no_number_itself(path: Path) -> None:
         for n in ast.walk(tree)
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in ("format", "significant")
     }
-    assert not formats | calls, f"{path.name}: a kind of present/answers/kinds.py says units and digits"
+    assert not formats | calls, f"{path.name}: a kind of present/tables.py says units and digits"
 
 
 def test_answers_figures_and_pages_do_not_know_the_terminal() -> None:

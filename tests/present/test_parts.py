@@ -20,16 +20,15 @@ from rlhfsim.plan import Plan
 from rlhfsim.present.answers.tree import Figure, Listing, Page
 from rlhfsim.present.answers.written import written
 from rlhfsim.present.assumptions import tables, unknowns
-from rlhfsim.present.basis import basis
+from rlhfsim.present.basis import basis, states
 from rlhfsim.present.figures import choice
 from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
+from rlhfsim.present.figures.iteration import resources
 from rlhfsim.present.figures.picture import meaning, node_groups
-from rlhfsim.present.figures.time import resources
 from rlhfsim.present.figures.whatif import changed
 from rlhfsim.present.html import plots
-from rlhfsim.present.memory import states
 from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.plan_words import header_rows, trained
 from rlhfsim.present.reproduce import design_arguments

@@ -15,7 +15,7 @@ from rlhfsim.present.answers.design import page as design_page
 from rlhfsim.present.answers.design_details import Extras
 from rlhfsim.present.pages.headline import tiles
 from rlhfsim.present.pages.plan import plan_page
-from rlhfsim.present.terminal.first_screen import show
+from rlhfsim.present.terminal.page import show
 from rlhfsim.present.verdict import assumed
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement, requirement
@@ -75,7 +75,7 @@ def test_a_report_begins_as_the_first_screen_over_drawn_questions(
     drawn, path = np.random.default_rng(26), tmp_path / "plan.json"
     monkeypatch.setattr("rlhfsim.present.pages.plan.sections", lambda *_: ())  # what is below the verdict
     monkeypatch.setattr("rlhfsim.present.figures.trust.scored", lambda: (1, 0.1))
-    monkeypatch.setattr("rlhfsim.present.terminal.first_screen.MOST", 99)  # nothing is cut, line by line
+    monkeypatch.setattr("rlhfsim.present.terminal.page.MOST", 99)  # nothing is cut, line by line
     said = set()
     for answer in (answer_to(drawn) for _ in range(QUESTIONS)):
         assert answer.chosen is not None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlhfsim.api import estimate, simulate_file
 from rlhfsim.cli.diff import diff as command
 from rlhfsim.plan import Plan, write_plan
-from rlhfsim.present.folded import folded, joined, summary
+from rlhfsim.present.changes import folded, joined, summary
 from rlhfsim.simulation.summary import SimulationOptions
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout

@@ -13,7 +13,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.role_bytes import role_memory
 from rlhfsim.plan import Plan
 from rlhfsim.present.answers.long_run import long_run_page
-from rlhfsim.present.reproduce import drafting
+from rlhfsim.present.reproduce import as_option
 from rlhfsim.present.verdict_lines import drafts
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -147,8 +147,9 @@ def test_published_acceptances_are_named_where_they_would_save_a_tenth() -> None
     assert found is not None
     assert found.fast_s < found.slow_s <= (1 - WORTH) * plan.prediction.step_s
     answer: Any = SimpleNamespace(request=question)
-    [line] = drafts(plan, answer)
-    assert line.endswith(f"--speculation {drafting(PUBLISHED)}")
+    line = drafts(plan, answer)
+    assert line is not None
+    assert line.endswith(f"--speculation {as_option(PUBLISHED)}")
     assert would_draft(drafted(EAGLE), asked(EAGLE)) is None
     assert would_draft(plan, replace(question, framework="openrlhf", backend="deepspeed")) is None
     slower = replace(plan.prediction, step_s=plan.prediction.step_s * 20)

@@ -62,7 +62,8 @@ def test_a_trainer_that_waits_long_is_worth_lending() -> None:
     assert found is not None
     assert 1 - found.seconds / plan.prediction.step_s >= WORTH
     answer: Any = SimpleNamespace(request=question)
-    [line] = lending(plan, answer)
+    line = lending(plan, answer)
+    assert line is not None
     assert line.endswith("--allow lend")
 
 

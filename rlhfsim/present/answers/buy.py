@@ -7,18 +7,8 @@ from itertools import accumulate
 from typing import Any
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import (
-    COUNT,
-    DURATION,
-    MONEY,
-    NODES,
-    NUMBER,
-    PLAN,
-    PROBABILITY,
-    SECONDS,
-    SHARE,
-)
 from rlhfsim.present.answers.tree import (
+    GPUS,
     Column,
     Figure,
     Page,
@@ -31,10 +21,24 @@ from rlhfsim.present.answers.tree import (
 )
 from rlhfsim.present.figures.whatif import InputSwing, sides
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added, fields, rounded
+from rlhfsim.present.tables import (
+    COUNT,
+    DURATION,
+    MONEY,
+    NODES,
+    NUMBER,
+    PLAN,
+    PROBABILITY,
+    SECONDS,
+    SHARE,
+    added,
+    at,
+    fields,
+    rounded,
+)
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.units import HOUR, MILLION
-from rlhfsim.what_if.purchase.answer import Decision, Swing
+from rlhfsim.what_if.purchase.answer import Decision
 from rlhfsim.what_if.purchase.document import QUARTERS
 from rlhfsim.what_if.purchase.supply import Purchase
 
@@ -109,14 +113,14 @@ def _tiles(answer: Decision) -> Iterator[Tile]:
     cost = f"Cost of {words.plural(answer.portfolio.years, 'year')}"
     asked = f"asked for: {words.percent(answer.confidence)}"
     drawn = f"as planned {words.money(planned)}"
-    yield Tile(label=cost, value=usd, kind=MONEY, range=(low, high), detail=drawn)
-    yield Tile(label="No run is late", value=answer.punctual.all_in_time, kind=PROBABILITY, detail=asked)
+    yield Tile(cost, usd, kind=MONEY, range=(low, high), detail=drawn)
+    yield Tile("No run is late", answer.punctual.all_in_time, kind=PROBABILITY, detail=asked)
     paid = list(accumulate(answer.chosen.cash))
     latest = f"by the end of {_quarter(paid.index(max(paid)))}"
-    yield Tile(label="Most cash out", value=max(paid), kind=MONEY, detail=latest)
+    yield Tile("Most cash out", max(paid), kind=MONEY, detail=latest)
     for name, other in sorted(_others(answer).items(), key=lambda pair: pair[1].usd)[:1]:
         more = f"{words.money(other.usd)}, {words.signed(other.usd / planned - 1)} against the plan"
-        yield Tile(label="Instead", value=name, detail=more)
+        yield Tile("Instead", name, more)
 
 
 def _others(answer: Decision) -> Mapping[str, Purchase]:
@@ -189,7 +193,7 @@ def jobs_table(answer: Decision) -> TypedTable:
         answer.portfolio.jobs,
         Column("job", "name"),
         Column("runs of the first year", "runs_per_year", NUMBER),
-        Column("growth a year", lambda j: j.growth.value, SHARE),
+        Column("growth a year", "growth.value", SHARE),
         Column("deadline", kind=SECONDS),
         Column("runs in time", lambda j: punctual.in_time[j.name], PROBABILITY),
         Column("where", where),
@@ -202,7 +206,7 @@ def options_table(answer: Decision) -> TypedTable:
         "Runs as priced",
         answer.options,
         Column("job"),
-        Column("GPUs", "gpus", COUNT),
+        GPUS,
         Column("GPU", "gpu"),
         Column("a run", lambda o: o.hours * HOUR, DURATION),
         *hidden("hours"),
@@ -221,7 +225,7 @@ def figures_table(answer: Decision) -> TypedTable:
         Column("figure", 0),
         Column("value", lambda i: _texts(i[1])[1]),
         Column("range", lambda i: " to ".join(_texts(i[1])[::2])),
-        Column("source", lambda i: i[1].source),
+        Column("source", "1.source"),
     )
 
 
@@ -245,7 +249,7 @@ def cash_figure(answer: Decision, chosen: Purchase) -> Figure:
             [usd / MILLION for usd in accumulate(each.cash, initial=0.0)],
             mode="lines",
             line={
-                "color": theme.colour(COLOURS.get(name, "blue")),
+                "color": COLOURS.get(name, "blue"),
                 "width": 3 if each is chosen else 2,
                 "dash": "solid" if each is chosen else "dot",
             },
@@ -254,8 +258,8 @@ def cash_figure(answer: Decision, chosen: Purchase) -> Figure:
     ]
     costs = "; ".join(f"{name} {words.money(each.usd)}" for name, each in lines.items())
     return Figure(
-        key="cash",
-        title=f"Paid in the end: {costs}",
+        "cash",
+        f"Paid in the end: {costs}",
         alt="Money paid so far over the years, a line for each way",
         how="What has been paid by then, million USD."
         + (SOLD if any(x.bought for x in lines.values()) else ""),
@@ -273,7 +277,9 @@ def tornado_figure(answer: Decision) -> Figure:
     """What each figure moves, the widest first."""
     assert answer.chosen is not None
     usd, shown = answer.chosen.usd, answer.swings[:SHOWN]
-    known = [_swing(answer, s, usd) for s in shown]
+    known = [
+        InputSwing(s.name, _texts(answer.terms.known[s.name]), (s.low_usd, usd, s.high_usd)) for s in shown
+    ]
     names = [s.name for s in known]
     reach = max(abs(s.change(i) or 0.0) for s in known for i in (0, 2))
     layout = plots.rows(
@@ -287,8 +293,8 @@ def tornado_figure(answer: Decision) -> Figure:
     first = known[0]
     least, most = (words.signed((first.change(i) or 0.0) / 100) for i in (0, 2))
     return Figure(
-        key="tornado",
-        title=f"{words.capital(first.name)} moves the cost most: {least} to {most}",
+        "tornado",
+        f"{words.capital(first.name)} moves the cost most: {least} to {most}",
         alt="Bars to both sides of the cost, one a figure",
         how="One figure at its P10 or P90, all others as they are; what is bought stays, its use does not.",
         plot=plots.spec(sides(known, names), layout),
@@ -303,26 +309,20 @@ def tornado_figure(answer: Decision) -> Figure:
     )
 
 
-def _swing(answer: Decision, swing: Swing, usd: float) -> InputSwing:
-    labels = _texts(answer.terms.known[swing.name])
-    return InputSwing(name=swing.name, labels=labels, values=(swing.low_usd, usd, swing.high_usd))
-
-
 def _data(answer: Decision) -> dict[str, Any]:
     chosen, punctual = answer.chosen, answer.punctual
     return {
         "verdict": verdict(answer),
-        "meets": answer.meets,
-        "unserved": list(answer.unserved),
+        **fields(answer, "meets", "unserved"),
         "usd": dict(zip(("p10", "value", "p90"), answer.usd, strict=True)) if chosen else None,
-        "all_in_time": punctual.all_in_time if punctual else None,
+        "all_in_time": at(punctual, "all_in_time"),
         "in_time": dict(punctual.in_time) if punctual else {},
-        "rented_besides_usd": list(punctual.rented_usd) if punctual else None,
-        "bought": {g: list(n) for g, n in chosen.bought.items()} if chosen else {},
-        "reserved": {g: list(n) for g, n in chosen.reserved.items()} if chosen else {},
-        "cash": list(chosen.cash) if chosen else [],
+        "rented_besides_usd": at(punctual, "rented_usd"),
+        "bought": dict(chosen.bought) if chosen else {},
+        "reserved": dict(chosen.reserved) if chosen else {},
+        "cash": chosen.cash if chosen else [],
         "by_item": dict(chosen.by_item) if chosen else {},
-        "fill": chosen.fill if chosen else None,
+        "fill": at(chosen, "fill"),
         "instead": {name: other.usd for name, other in answer.instead.items()},
         "swings": [],
         "figures": {

@@ -15,20 +15,22 @@ from rlhfsim.calibration.identify import Unidentified
 from rlhfsim.calibration.left_out import PhaseError, off
 from rlhfsim.calibration.predict import STEP
 from rlhfsim.calibration.profile_writer import error_pair, provenance, workload_after
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.tree import Block, Column, Listing, Page, TypedTable, answer, facts, table_of
+from rlhfsim.present.tables import (
     COEFFICIENT,
     COEFFICIENT_ENDS,
     COUNT,
+    CUT,
     ENDS,
     ERROR,
     FIGURE,
     LIST,
     QUANTITY,
     RATIO,
+    REST,
     TEXT,
+    fields,
 )
-from rlhfsim.present.answers.tree import Block, Column, Listing, Page, TypedTable, answer, facts, table_of
-from rlhfsim.present.tables import CUT, REST
 from rlhfsim.present.words import error_text, plural
 from rlhfsim.specs.hardware.calibrated import WorkloadMeasured
 from rlhfsim.specs.hardware.profiles import profile_hash
@@ -53,7 +55,7 @@ def calibrate_page(fitted: Calibration, out: Path | None) -> Page:
         coefficients(fitted.coefficients),
         unidentified(fitted.unidentified) if fitted.unidentified else None,
         *errors(fitted.errors),
-        Listing(items=told, mark="warn"),
+        Listing(told, mark="warn"),
         title=f"{fitted.profile.title}, calibrated on {plural(len(runs), 'run')}",
         tiles=facts({**summary(fitted), **ending(fitted, out)}),
         data=_data(fitted, out),
@@ -105,7 +107,11 @@ def _error_line(rows: Sequence[PhaseError]) -> str:
 
 def coefficients(rows: Sequence[Calibrated]) -> TypedTable:
     """What changed: value and interval before and after, and on how many times of how many runs it rests."""
-    ends = [row.name for row in rows if _at_end(row.after)]
+    ends = [
+        row.name
+        for row in rows
+        if row.after.high <= row.after.value * BOUND or row.after.value <= row.after.low * BOUND
+    ]
     return table_of(
         "Coefficients",
         rows,
@@ -140,11 +146,6 @@ def biases(rows: Sequence[Known]) -> TypedTable:
     )
 
 
-def _at_end(c: Coefficient) -> bool:
-    """Whether the interval has no room on one side."""
-    return c.high <= c.value * BOUND or c.value <= c.low * BOUND
-
-
 def unidentified(rows: Sequence[Unidentified]) -> TypedTable:
     """Coefficients that keep their prior, by what keeps them from being told."""
     groups: dict[str, list[str]] = {}
@@ -164,13 +165,13 @@ def unidentified(rows: Sequence[Unidentified]) -> TypedTable:
 def errors(rows: Sequence[PhaseError]) -> Iterator[Block]:
     """Errors of runs that the fit had not seen: by phase over all runs, and of every run's step."""
     if not rows:
-        yield Listing(items=("errors: no phase of these runs is predicted",))
+        yield Listing(("errors: no phase of these runs is predicted",))
         return
     phases = list(dict.fromkeys(e.phase for e in sorted(rows, key=lambda e: e.phase == STEP)))
     yield table_of(
         "Errors by phase",
         [[e for e in rows if e.phase == phase] for phase in phases],
-        Column("median error of", lambda of: of[0].phase, fit=CUT),
+        Column("median error of", "0.phase", fit=CUT),
         Column("runs", len, COUNT),
         *(Column(title, partial(_over, median, name), ERROR) for name, title in ERRORS.items()),
         Column("largest before", partial(_over, max, "before_s"), ERROR),
@@ -243,25 +244,22 @@ def _data(fitted: Calibration, out: Path | None) -> dict[str, Any]:
         "profile": fitted.profile.name,
         "profile_hash": profile_hash(fitted.profile),
         "runs": [
-            {"name": run.name, "plan_hash": run.plan.input_hash} | {key: getattr(run, key) for key in of_run}
+            fields(run, "name", plan_hash="plan.input_hash") | fields(run, *of_run)
             for run in fitted.observations
         ],
-        "data": fitted.data,
+        **fields(fitted, "data"),
         "coefficients": [
             {
-                "name": c.name,
-                "dimension": c.before.dimension,
+                **fields(c, "name", "before.dimension"),
                 "before": _value(c.before),
                 "after": _value(c.after),
-                "n": c.n,
-                "runs": c.runs,
+                **fields(c, "n", "runs"),
             }
             for c in fitted.coefficients
         ],
         "biases": [asdict(b) | {"factor": _value(b.factor)} for b in fitted.biases],
         "workload": [
-            {"name": of.name, "stated": of.stated, "measured": _value(of.measured)}
-            for of in workload_after(fitted)
+            fields(of, "name", "stated") | {"measured": _value(of.measured)} for of in workload_after(fitted)
         ],
         "unidentified": [asdict(u) for u in fitted.unidentified],
         "phase_error": error_pair(fitted.errors, step=False),
@@ -275,15 +273,12 @@ def _data(fitted: Calibration, out: Path | None) -> dict[str, Any]:
             }
             for e in fitted.errors
         ],
-        "mismatch": fitted.mismatch,
-        "device": origin.device,
-        "interconnect": origin.interconnect,
-        "versions": dict(origin.versions),
-        "outliers": list(fitted.outliers),
-        "notes": list(fitted.notes),
+        **fields(fitted, "mismatch"),
+        **fields(origin, "device", "interconnect", "versions"),
+        **fields(fitted, "outliers", "notes"),
         "out": None if out is None else str(out),
     }
 
 
 def _value(c: Coefficient) -> dict[str, float]:
-    return {"value": c.value, "low": c.low, "high": c.high}
+    return fields(c, "value", "low", "high")

@@ -53,7 +53,7 @@ def page(nodes: Sequence[CheckedNode], *, tables: bool = True) -> Page:
         verdict="" if lost else "nothing that was checked is missing",
         sections=(
             *(section(node.node, node.node, _table(node)) for node in nodes if tables),
-            section("missing", "", Listing(title="missing", items=tuple(told), mark="bad")),
+            section("missing", "", Listing(tuple(told), "missing", mark="bad")),
         ),
         data={"complete": not lost, "nodes": node_data(nodes)},
     )

@@ -1,21 +1,38 @@
-"""Alternatives beside the answer: why not another choice, and the front of time, memory and risk."""
+"""Alternatives beside the answer: why not another choice, the front, and the plan of the other side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.kinds import BYTES, DECIMALS, NAME, NUMBER, SECONDS, SHARE, TENTHS
 from rlhfsim.present.answers.tree import Block, Column, Note, TypedTable, table_of
-from rlhfsim.present.tables import WORDS, each, fields
+from rlhfsim.present.tables import (
+    BYTES,
+    DECIMALS,
+    NAME,
+    NUMBER,
+    PROBABILITY,
+    SECONDS,
+    SHARE,
+    STEP,
+    STEP_ENDS,
+    TENTHS,
+    WORDS,
+    each,
+    fields,
+)
 from rlhfsim.present.verdict import assumed, learning
 from rlhfsim.present.words import component_text, layout_labels, percent, size
 from rlhfsim.search.explain import CLEAR, Term, kind
 from rlhfsim.search.pareto import FrontPoint
+from rlhfsim.specs.frameworks.runs import OWN
+from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.measured import compared
 from rlhfsim.what_if.why_not import WhyNot
 
 ROWS = 5
@@ -113,18 +130,17 @@ def _terms(terms: Sequence[Term], step: float, name: str) -> TypedTable:
 
 def whynot_dict(other: WhyNot, best: Plan, chosen: Plan) -> dict[str, Any]:
     """The same for machines, against the best plan."""
-    plan, missing = other.plan, other.missing
-    lacking = None if missing is None else missing_dict(missing)
+    plan = other.plan
     return {
         "choice": other.choice,
         "is_chosen": plan is not None and plan.input_hash == chosen.input_hash,
         "slower_s": None if plan is None else plan.prediction.step_s - best.prediction.step_s,
-        "plan": None if plan is None else plan_dict(plan),
+        "plan": plan_dict(plan) if plan else None,
         "terms": each(other.terms, "name", "chosen_s", "other_s"),
         "certificate": asdict(other.certificate),
         "reason": other.reason,
         "excluded": None if other.exclusion is None else fields(other.exclusion, "kind", "text"),
-        "missing": lacking,
+        "missing": missing_dict(other.missing) if other.missing else None,
     }
 
 
@@ -167,15 +183,14 @@ def plan_dict(plan: Plan, asked: Workload | None = None) -> dict[str, Any]:
     """What a list of plans shows of one; `asked`: the workload without switches."""
     p, whole = plan.prediction, plan.to_dict()
     return {
-        "architecture": plan.architecture,
-        "role_placement": plan.role_placement,
+        **fields(plan, "architecture", "role_placement"),
         "kind": kind(plan, asked),
         **fields(
             p, "step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "peak_memory_bytes", "capacity_bytes"
         ),
         "learning": learning(plan),
         "assumed": list(assumed(plan)),
-        "peak": {"phase": p.peak_phase, "role": p.peak_role, "component": p.peak_component},
+        "peak": fields(p, phase="peak_phase", role="peak_role", component="peak_component"),
         **fields(p, "probability_out_of_memory", "host_peak_bytes"),
         **fields(p, "usd_per_step", "kwh_per_step", "kg_co2e_per_step"),
         "phases": whole["prediction"]["phases"],
@@ -183,3 +198,46 @@ def plan_dict(plan: Plan, asked: Workload | None = None) -> dict[str, Any]:
         "workload": whole["workload"],
         "nearest": whole.get("nearest"),
     }
+
+
+# --- next to a production framework whose runs were compared --------------------------------------------
+
+
+def side_table(chosen: Plan, other: Plan, chances: tuple[float, float]) -> TypedTable:
+    """The chosen plan first, then that of the other side; `chances`: that each fits and meets all targets."""
+    return table_of(
+        "Next to a framework whose runs were compared",
+        zip("* ", (chosen, other), chances, strict=True),
+        Column("", lambda row: row[0].strip(), NAME),
+        Column("run by", "1.framework", NAME),
+        Column("training", lambda row: BACKENDS[row[1].placement.backend].title, NAME),
+        Column("step", 1, STEP),
+        Column("P10-P90", 1, STEP_ENDS),
+        Column("USD", "1.prediction.usd_per_step", NUMBER.where("unknown")),
+        Column("likely", 2, PROBABILITY),
+        Column("its figures", lambda row: evidence(row[1].framework or ""), NAME),
+        style=lambda row: "bold green" if row[1] is chosen else "",
+        look="bare",
+    )
+
+
+def evidence(framework: str) -> str:
+    """`56 runs compared, off by 10 %`: published runs of a framework, and our median error on them."""
+    errors = compared(framework)
+    if errors:
+        return f"{len(errors)} runs compared, off by {percent(median(map(abs, errors)))}"
+    return "run on CPUs, never compared" if framework == OWN else "never compared with a run"
+
+
+def side_records(chosen: Plan, other: Plan, chances: tuple[float, float]) -> Iterator[dict[str, Any]]:
+    """The same for machines."""
+    for plan, chance in zip((chosen, other), chances, strict=True):
+        errors = compared(plan.framework or "")
+        yield {
+            **fields(plan, "framework"),
+            "leads": plan is chosen,
+            "fits_and_meets": chance,
+            "runs_compared": len(errors),
+            "median_error": median(map(abs, errors)) if errors else None,
+            **plan_dict(plan),
+        }

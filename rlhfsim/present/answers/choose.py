@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
-from rlhfsim.plan import Prediction
 from rlhfsim.present.answers.choices import plan_dict
-from rlhfsim.present.answers.kinds import BYTES, COARSE_ENDS, COUNT, ENDS, NUMBER, PROBABILITY, SECONDS, SHARE
-from rlhfsim.present.answers.odds import CERTAIN, TITLES, odds_dict
-from rlhfsim.present.answers.tree import Column, Listing, Page, TypedTable, answer, table_of
+from rlhfsim.present.answers.odds import CERTAIN, TITLES, asked_data
+from rlhfsim.present.answers.tree import GPUS, STEP_TIME, Column, Listing, Page, TypedTable, answer, table_of
 from rlhfsim.present.plan_words import batch, trained
-from rlhfsim.present.tables import fields
+from rlhfsim.present.tables import BYTES, COARSE_ENDS, ENDS, NUMBER, PROBABILITY, SHARE, fields
 from rlhfsim.present.verdict import assumed, learning
-from rlhfsim.present.words import percent, plural, signed
+from rlhfsim.present.words import full, percent, plural, signed
 from rlhfsim.search.requirements import Requirement, Verdict
 from rlhfsim.step.measured import compared, model_error
 from rlhfsim.what_if.choose import ClusterOption
@@ -37,7 +35,7 @@ def choose_page(
     return answer(
         "rlhfsim.choose/2",
         table(options, listed, targets, steps) if listed else None,
-        Listing(items=tuple(notes(options, listed, targets, steps))),
+        Listing(tuple(notes(options, listed, targets, steps))),
         title=trained(plan) if plan else "",
         subtitle=batch(plan) if plan else "",
         verdict=trouble or "",
@@ -82,26 +80,21 @@ def table(
         "Candidates",
         listed,
         Column("", lambda x: "*" * x.on_front),
-        Column("GPUs", "gpus", COUNT),
+        GPUS,
         Column("GPU", "gpu"),
         Column("framework"),
         Column("backend", spare=4),
-        Column("step", "plan.prediction.step_s", SECONDS),
+        STEP_TIME,
         Column("P10-P90", lambda x: (x.plan.prediction.low_s, x.plan.prediction.high_s), ENDS, spare=2),
         Column("USD/step" if steps is None else "USD", lambda x: x.odds.usd and x.odds.usd[::2], COARSE_ENDS),
         Column(TOGETHER, "odds.together", PROBABILITY),
         *(chances if len(drawn) > 1 else ()),
         Column("lag", lambda x: x.plan.placement.schedule.staleness or None, NUMBER.where(""), spare=9),
-        Column("memory", lambda x: _full(x.plan.prediction), SHARE, spare=3),
+        Column("memory", lambda x: full(x.plan.prediction), SHARE, spare=3),
         Column("host", "plan.prediction.host_peak_bytes", BYTES, spare=5),
         *[others] * (len({x.framework for x in options}) > 1),
         style=lambda x: "bold green" * (x is options[0] and x.meets),
     )
-
-
-def _full(p: Prediction) -> float:
-    """Share of the fullest GPU."""
-    return p.peak_memory_bytes / p.capacity_bytes
 
 
 def _drawn(option: ClusterOption) -> list[Verdict]:
@@ -116,18 +109,14 @@ def _others(option: ClusterOption, options: Sequence[ClusterOption], most: int =
         if x.cluster == option.cluster and x.framework != option.framework and x.plan is not None:
             least[x.framework] = min(x.values[0], least.get(x.framework, inf))
     gaps = {name: least[name] / option.values[0] - 1 for name in sorted(least, key=lambda name: least[name])}
-    near = [name for name in gaps if not _folded(name, gaps[name])]
+    # one that was never compared with a run is named where it is further off than the model's error
+    near = [name for name in gaps if compared(name) or abs(gaps[name]) > model_error()]
     named = [f"{name} {signed(gaps[name])}" for name in near[:most]]
     named += [f"{len(near) - most} more"] * (len(near) > most)
     if folded := [name for name in gaps if name not in near]:
         what = str(len(folded)) if len(folded) > most else ", ".join(folded)
         named.append(f"within the error: {what}")
     return ", ".join(named) or "none"
-
-
-def _folded(framework: str, gap: float) -> bool:
-    """Whether a framework that was never compared with a run is no further off than the model's error."""
-    return not compared(framework) and abs(gap) <= model_error()
 
 
 def notes(
@@ -181,12 +170,8 @@ def _reading(
 
 
 def _as_data(option: ClusterOption) -> dict[str, Any]:
-    verdicts = option.odds.verdicts if option.odds else ()
     return {
         **fields(option, "gpu", "gpus", "framework", "backend", "meets", "on_front", "shortage"),
-        "requirements": [
-            {"text": v.requirement.text, **fields(v, "actual", "met", "probability")} for v in verdicts
-        ],
-        "odds": odds_dict(option.odds),
+        **asked_data(option.odds),
         "plan": plan_dict(option.plan) if option.plan else None,
     }

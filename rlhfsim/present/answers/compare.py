@@ -14,7 +14,6 @@ from rlhfsim.interchange.rlhfsim.metrics import read_metrics
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.answers.doctor import risk_text, said
-from rlhfsim.present.answers.kinds import DIFFERENCE, FIGURE, NUMBER, QUANTITY, RATIO, SECONDS
 from rlhfsim.present.answers.tree import (
     Block,
     Code,
@@ -30,7 +29,7 @@ from rlhfsim.present.answers.tree import (
     table_of,
 )
 from rlhfsim.present.basis import basis, cores
-from rlhfsim.present.figures import memory as figures_memory
+from rlhfsim.present.figures import iteration as figures_iteration
 from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
@@ -38,7 +37,7 @@ from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.pages.headline import heading
 from rlhfsim.present.pages.learnt import learnt
 from rlhfsim.present.plan_words import header_rows
-from rlhfsim.present.tables import REST
+from rlhfsim.present.tables import DIFFERENCE, FIGURE, NUMBER, QUANTITY, RATIO, REST, SECONDS, fields
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis
 
 REWARD = "reward/mean"
@@ -86,8 +85,7 @@ def verdict(answer: SideBySide) -> str:
     cause = f" {findings.gap(gap.parts, gap.predicted_s, gap.measured_s)}." if gap else ""
     return (
         f"A step took {words.seconds(step.measured_s)} where {words.seconds(step.predicted_s)} were "
-        "predicted: "
-        f"{against}.{cause}"
+        f"predicted: {against}.{cause}"
     )
 
 
@@ -108,20 +106,17 @@ def _tiles(answer: SideBySide, trace: Path | None) -> Iterator[Tile]:
     step, reward = answer.found.step, rewards(answer)
     if step.measured_s is not None and step.predicted_s is not None:
         late = f"90th percentile {SECONDS.shown(step.p90_s or step.measured_s)}"
-        yield Tile(label="Measured step", value=step.measured_s, kind=SECONDS, detail=late, mark=mark(answer))
+        yield Tile("Measured step", step.measured_s, kind=SECONDS, detail=late, mark=mark(answer))
         ends = (step.low_s or 0.0, step.high_s or 0.0)
-        yield Tile(label="Predicted step", value=step.predicted_s, kind=SECONDS, range=ends)
-        yield Tile(label="Measured / predicted", value=step.ratio, kind=RATIO, detail="1 is exact")
+        yield Tile("Predicted step", step.predicted_s, kind=SECONDS, range=ends)
+        yield Tile("Measured / predicted", step.ratio, kind=RATIO, detail="1 is exact")
     if len(reward) > 1:
         first, *_, last = reward.values()
         yield Tile(
-            label="Mean reward",
-            value=last,
-            kind=NUMBER,
-            detail=f"in the last step; {NUMBER.shown(first)} in the first",
+            "Mean reward", last, kind=NUMBER, detail=f"in the last step; {NUMBER.shown(first)} in the first"
         )
     if trace is not None:
-        yield Tile(label="Trace", value=str(trace), detail="open it at https://ui.perfetto.dev")
+        yield Tile("Trace", str(trace), "open it at https://ui.perfetto.dev")
 
 
 def rewards(answer: SideBySide) -> dict[int, float]:
@@ -139,16 +134,16 @@ def _sections(answer: SideBySide, diagnosis: Diagnosis | None) -> Iterator[PageS
         yield section("where", "Where the time went", _where(answer))
         if changes := tuple(_changes(answer, diagnosis)):
             heading = "What to change, each on top of those above it"
-            yield section("keys", heading, Listing(items=changes))
+            yield section("keys", heading, Listing(changes))
     if timed:
         yield section(
             "time", "One iteration, predicted and measured", figures_run.timeline(answer), asked=True
         )
-    none = Listing(title="No phase was both predicted and timed", items=())
+    none = Listing((), "No phase was both predicted and timed")
     yield section("by-phase", "Phase by phase", figures_run.phases(answer) or none)
     if answer.gap is not None:
         yield section("why", "Where the difference comes from", figures_steps.gap(answer.gap))
-    memory = figures_steps.memory(answer.memory) or Listing(items=("The run recorded no memory",))
+    memory = figures_steps.memory(answer.memory) or Listing(("The run recorded no memory",))
     yield section("bytes", "Memory", memory)
     yield section("amounts", "Tokens and bytes", _amounts(answer))
     if timed:
@@ -157,7 +152,7 @@ def _sections(answer: SideBySide, diagnosis: Diagnosis | None) -> Iterator[PageS
     if found := tuple(learnt(answer.run.folder)):
         yield section("learnt", "What it learnt", *found, asked=True)
     if answer.notes:
-        yield section("notes", "Notes", Listing(items=answer.notes, mark="warn"))
+        yield section("notes", "Notes", Listing(answer.notes, mark="warn"))
 
 
 def _where(answer: SideBySide) -> TypedTable:
@@ -212,7 +207,7 @@ def _quantity(value: float | None, unit: str) -> tuple[float, str] | None:
 
 def _behind(answer: SideBySide, commands: str) -> Iterator[PageSection]:
     known = basis(answer.plan)
-    plan = picture(answer.plan), *figures_memory.memory(known)
+    plan = picture(answer.plan), *figures_iteration.memory(known)
     yield section("plan", "The plan that ran", *plan, appendix=True)
     elsewhere = "How right such predictions were elsewhere"
     yield section("calibration", elsewhere, figures_trust.scatter(), appendix=True)
@@ -221,7 +216,7 @@ def _behind(answer: SideBySide, commands: str) -> Iterator[PageSection]:
     yield section(
         "reproduce",
         "Reproduce",
-        Code(title="Commands", text=commands),
+        Code("Commands", commands),
         reproduce.hashes(answer.plan),
         pairs(
             f"Libraries of the run, on {answer.run.device}",
@@ -241,19 +236,15 @@ def _data(answer: SideBySide, diagnosis: Diagnosis | None, trace: Path | None) -
     ]
     return {
         "plan_hash": answer.plan.input_hash,
-        "run": run.name,
-        "device": run.device,
-        "date": run.date,
-        "steps": run.steps,
+        **fields(run, run="name", device="device", date="date", steps="steps"),
         "step": asdict(compared.step),
-        "step_seconds": list(run.step_s),
+        "step_seconds": run.step_s,
         "phases": [asdict(row) for row in compared.rows],
-        "not_in_the_run": list(compared.missing),
-        "not_in_the_plan": list(compared.unplanned),
+        **fields(compared, not_in_the_run="missing", not_in_the_plan="unplanned"),
         "gap": asdict(answer.gap) if answer.gap else None,
         "memory": [{**asdict(held), "ratio": held.ratio} for held in answer.memory],
         "amounts": [asdict(amount) for amount in compared.amounts],
-        "notes": list(answer.notes),
+        **fields(answer, "notes"),
         "chrome_trace": str(trace) if trace else None,
         **({"changes": changes} if diagnosis else {}),
     }

@@ -11,21 +11,17 @@ from rlhfsim.interchange.export import exporters, is_written, unsaid_of
 from rlhfsim.plan import Plan, PlannedHardware
 from rlhfsim.present import plan_words
 from rlhfsim.present import verdict_lines as lines
-from rlhfsim.present.answers import side_by_side
-from rlhfsim.present.answers.choices import missing_dict, plan_dict, whynot_dict
+from rlhfsim.present.answers.choices import missing_dict, plan_dict, side_records, side_table, whynot_dict
 from rlhfsim.present.answers.design_details import Extras, asked, details
-from rlhfsim.present.answers.kinds import COUNT, NAME, NUMBER, PROBABILITY, SECONDS, ValueKind
 from rlhfsim.present.answers.odds import odds_dict, quantiles, summary
 from rlhfsim.present.answers.plan_blocks import TINY, phases, targets
 from rlhfsim.present.answers.ranking import proof, rounded, unlisted
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, section, table_of
-from rlhfsim.present.known import known, nearest_short
+from rlhfsim.present.known import known, nearest_short, sampling
 from rlhfsim.present.plan_words import energy_text, money_text, speed
-from rlhfsim.present.sampling import sampling
-from rlhfsim.present.tables import NEVER, each, fields
+from rlhfsim.present.tables import COUNT, NAME, NEVER, NUMBER, PROBABILITY, SECONDS, ValueKind, each, fields
 from rlhfsim.present.words import signed
-from rlhfsim.search.requirements import Verdict
 from rlhfsim.specs.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.design import Design
@@ -33,7 +29,6 @@ from rlhfsim.what_if.gains import Gain
 from rlhfsim.what_if.missed_targets import Meeting
 from rlhfsim.what_if.remedies import Remedy
 
-SCHEMA = "rlhfsim.design/4"
 LATE = "no change that helps was found in time: give the search more"
 OTHER_WORK = ValueKind(lambda other: "other work" if other else "", number=False)
 
@@ -48,7 +43,7 @@ def page(answer: Design, extras: Extras, out: str = "plan.json", detail: Collect
     else:
         first = section("plan", "", *_first(answer, extras, out, detail))
         sections = [first, *asked(answer, extras), *details(answer, detail)]
-    return Page(schema=SCHEMA, sections=tuple(sections), data=partial(_data, answer, extras))
+    return Page(schema="rlhfsim.design/4", sections=tuple(sections), data=partial(_data, answer, extras))
 
 
 def _first(answer: Design, extras: Extras, out: str, detail: Collection[str]) -> Iterator[Block]:
@@ -58,12 +53,12 @@ def _first(answer: Design, extras: Extras, out: str, detail: Collection[str]) ->
     yield Note(sentences(with_run))
     yield Note(plan_words.task(plan), "strong")
     yield Note(plan_words.batch(plan))
-    yield FactList(dict(_verdict(answer, extras)))
+    yield FactList({name: text for name, text in _verdict(answer, extras) if text})
     if extras.verdicts:
         yield targets(with_run)
     yield from _meeting(extras)
     if answer.other_side is not None and extras.side is not None:
-        yield side_by_side.table(plan, answer.other_side, extras.side)
+        yield side_table(plan, answer.other_side, extras.side)
     yield roles(plan)
     yield phases(plan, tiny=TINY)
     if others := unlisted(answer):
@@ -104,7 +99,8 @@ def _changes(
     )
 
 
-def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
+def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str | None]]:
+    """Label and sentence of every line; without one where there is nothing to say."""
     plan = answer.chosen
     assert plan is not None
     rows = plan_words.verdict(plan)
@@ -115,33 +111,27 @@ def _verdict(answer: Design, extras: Extras) -> Iterator[tuple[str, str]]:
     if (aim := answer.request.objective) in ("tokens", "cost", "energy"):
         why = "the cluster is rented, powered and fed whole, so the shortest step is also the best in"
         yield "aim", f"objective {aim}: {why} {aim}"
-    if answer.fewer is not None:
-        yield "GPUs", lines.knee(plan, answer.fewer)
-    if extras.run and (run := quantiles(extras.run) if extras.verdicts else summary(extras.run)):
-        yield "odds", run
+    yield "GPUs", lines.knee(plan, answer.fewer) if answer.fewer else None
+    yield "odds", (quantiles if extras.verdicts else summary)(extras.run) if extras.run else None
     yield "plan", plan_words.architecture(plan, aged=False)  # who is apart from whom: the table of roles
     yield "proof", proof(answer)
-    yield from (("choice", text) for text in lines.choice(answer))
-    if extras.bottleneck is not None:
-        yield from (("slowest", text) for text in lines.slowest(plan, extras.bottleneck))
-    yield from (("allow", text) for text in lines.allowed(answer))
-    yield from (("sync", text) for text in lines.changes_only(plan, answer))
-    yield from (("lend", text) for text in lines.lending(plan, answer))
-    yield from ((name, rows[name]) for name in ("learning", "memory", "assumed", "caution") if name in rows)
+    yield "choice", lines.choice(answer)
+    yield "slowest", lines.slowest(plan, extras.bottleneck) if extras.bottleneck else None
+    yield "allow", lines.allowed(answer)
+    yield "sync", lines.changes_only(plan, answer)
+    yield "lend", lines.lending(plan, answer)
+    yield from ((name, rows.get(name)) for name in ("learning", "memory", "assumed", "caution"))
     yield from sampling(plan).items()
-    yield from (("drafts", text) for text in lines.drafts(plan, answer))
-    if plan.idle_gpus:
-        yield "idle", lines.idle(answer)
-    if answer.even is not None:
-        yield "batch", lines.even(answer.even)
+    yield "drafts", lines.drafts(plan, answer)
+    yield "idle", lines.idle(answer) if plan.idle_gpus else None
+    yield "batch", lines.even(answer.even) if answer.even else None
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = signed(-(other.saved or 0.0))
         yield "faster", f"{other.meaning}: {SECONDS.shown(other.seconds)}, {saved}: {other.option}"
-    yield from ((name, text) for name, text in known(plan).items() if name == "kernels")
+    yield "kernels", known(plan).get("kernels")
     if extras.side is None or _unsaid(answer) or "written only" in _known(answer).values():
         yield "run by", _runner(answer)
-    if plan.nearest is not None:
-        yield "measured", nearest_short(plan.nearest)
+    yield "measured", nearest_short(plan.nearest) if plan.nearest else None
 
 
 def _runner(answer: Design) -> str:
@@ -244,7 +234,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
     chosen, best = answer.chosen, answer.best
     return {
         "verdict": sentences(replace(chosen, run=extras.run)) if chosen else None,
-        "objective": answer.request.objective,
+        **fields(answer, "request.objective"),
         "framework": answer.request.runs.name if answer.request.runs else ANY,
         "known": dict(_known(answer)),
         "chosen": plan_dict(chosen) if chosen else None,
@@ -256,8 +246,8 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
         "certificate": asdict(answer.certificate),
         "layouts_refused": dict(answer.refused),
         "probability_better_than_runner_up": answer.confidence,
-        "reasons": list(answer.reasons),
-        "requirements": [verdict_dict(v) for v in extras.verdicts],
+        **fields(answer, "reasons"),
+        "requirements": each(extras.verdicts, *REQUIREMENT, "actual", "met", "probability"),
         "odds": odds_dict(extras.odds),
         "run": _run_dict(chosen, extras.steps),
         "why_not": [whynot_dict(w, best, chosen) for w in answer.whynots] if best and chosen else [],
@@ -266,8 +256,8 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
         "break_evens": None if answer.break_evens is None else each(answer.break_evens, *BREAK_EVEN),
         "gains": [gain_dict(g) for g in answer.gains],
         "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,
-        "unsaid": list(_unsaid(answer)),
-        "side_by_side": [*side_by_side.records(chosen, answer.other_side, extras.side)]
+        "unsaid": _unsaid(answer),
+        "side_by_side": [*side_records(chosen, answer.other_side, extras.side)]
         if chosen and answer.other_side and extras.side
         else [],
         "learning_gain": gain_dict(answer.learning_gain) if answer.learning_gain else None,
@@ -277,9 +267,7 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
         "would_meet": [],
         "fewer_gpus": fields(answer.fewer, "gpus", "step_s") if answer.fewer else None,
         "even_batch": fields(answer.even, "prompts", "step_s", "gain") if answer.even else None,
-        "shortage": answer.shortage,
-        "rejected_by": answer.rejected_by,
-        "remedy": answer.remedy,
+        **fields(answer, "shortage", "rejected_by", "remedy"),
         "missing": missing_dict(answer.missing) if answer.missing else None,
         "remedies": [],
     }
@@ -287,20 +275,14 @@ def _data(answer: Design, extras: Extras) -> dict[str, Any]:
 
 def gain_dict(gain: Gain) -> dict[str, Any]:
     """What a choice that does not compete would bring."""
-    return {
-        **fields(gain, "name", "meaning", "option", "other_work"),
-        "step_s": gain.seconds,
-        "saved": gain.saved,
-    }
+    return fields(gain, "name", "meaning", "option", "other_work", step_s="seconds", saved="saved")
 
 
 BREAK_EVEN = ("change", "factor", "now", "value", "unit", "winner", "step_s", "chosen_step_s")
 
 
-def verdict_dict(verdict: Verdict) -> dict[str, Any]:
-    """A target and what the plan reaches, in base units."""
-    target = fields(verdict.requirement, "text", "quantity", "relation", "value")
-    return {**target, **fields(verdict, "actual", "met", "probability")}
+REQUIREMENT = tuple(f"requirement.{name}" for name in ("text", "quantity", "relation", "value"))
+"""A target, in base units."""
 
 
 def _run_dict(plan: Plan | None, steps: int | None) -> dict[str, Any] | None:

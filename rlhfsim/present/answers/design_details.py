@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlhfsim.choice import BreakEven
 from rlhfsim.plan import AskedRun
 from rlhfsim.present import findings
 from rlhfsim.present.answers.choices import front_table, whynot
-from rlhfsim.present.answers.kinds import COARSE, SECONDS, kind_of
 from rlhfsim.present.answers.plan_blocks import memory, phases, sureness, wants
-from rlhfsim.present.answers.ranking import considered, ranking
-from rlhfsim.present.answers.tree import (
-    Block,
-    Column,
-    FactList,
-    Note,
-    Page,
-    PageSection,
-    TypedTable,
-    section,
-    table_of,
-)
+from rlhfsim.present.answers.ranking import both, considered, ranking
+from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, PageSection, section, table_of
 from rlhfsim.present.known import known
+from rlhfsim.present.tables import COARSE, SECONDS, kind_of
 from rlhfsim.present.verdict import layout_words
 from rlhfsim.present.words import signed
 from rlhfsim.search.explain import best_name
@@ -37,8 +27,7 @@ from rlhfsim.what_if.risk.odds import Odds
 from rlhfsim.what_if.why_not import WhyNot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
+class Extras(NamedTuple):
     """What is asked next to the plan."""
 
     steps: int | None = None
@@ -79,7 +68,15 @@ def asked(answer: Design, extras: Extras) -> Iterator[PageSection]:
         yield section("calibration", "what calibration changed", *told)
         yield from changed.sections
     if answer.gains:
-        yield section("gains", "what the choices left out would bring", _gains(answer))
+        found = table_of(
+            "What the choices left out would bring",
+            answer.gains,
+            Column("option"),
+            Column("step", _gained, key=""),
+            Column("what", lambda gain: gain.meaning + ": other work" * gain.other_work),
+            look="plain",
+        )
+        yield section("gains", "what the choices left out would bring", found)
 
 
 def details(answer: Design, detail: Collection[str]) -> Iterator[PageSection]:
@@ -102,12 +99,11 @@ def details(answer: Design, detail: Collection[str]) -> Iterator[PageSection]:
 
 def _whynot(other: WhyNot, answer: Design) -> Iterator[Block]:
     """Compared with the best plan, proven as well."""
-    assert answer.best is not None
-    assert answer.chosen is not None
+    chosen, best = both(answer)
     name = best_name(answer.request.objective) if answer.simpler else "the chosen plan"
-    if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
+    if answer.simpler and other.plan is not None and other.plan.input_hash == chosen.input_hash:
         yield Note("that is the chosen plan")
-    yield from whynot(other, answer.best, name, answer.request.workload)
+    yield from whynot(other, best, name, answer.request.workload)
 
 
 def _unflipped(answer: Design) -> str:
@@ -132,17 +128,6 @@ def _break_even_text(break_even: BreakEven, answer: Design) -> str:
         point = f"{break_even.change}: at {value} (now {now})"
     chosen = findings.chosen_then(break_even.chosen_step_s, SECONDS.shown, simpler=answer.simpler)
     return f"{point} {break_even.winner} takes {SECONDS.shown(break_even.step_s)}, {chosen}"
-
-
-def _gains(answer: Design) -> TypedTable:
-    return table_of(
-        "What the choices left out would bring",
-        answer.gains,
-        Column("option"),
-        Column("step", _gained, key=""),
-        Column("what", lambda gain: gain.meaning + ": other work" * gain.other_work),
-        look="plain",
-    )
 
 
 def _gained(gain: Gain) -> str:

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rlhfsim.present.answers.kinds import GROWTH, QUANTITY, ValueKind
 from rlhfsim.present.answers.tree import SIGNS, Column, Listing, Page, TypedTable, section, table_of
-from rlhfsim.present.changes import leaf_text, mark, mark_of, value_text
-from rlhfsim.present.folded import folded, summary
-from rlhfsim.present.tables import Fit
+from rlhfsim.present.changes import folded, leaf_text, mark, mark_of, summary, value_text
+from rlhfsim.present.tables import GROWTH, QUANTITY, Fit, ValueKind, fields
 from rlhfsim.present.words import work_parts
 from rlhfsim.what_if.differences import ChangedField, Difference, Leaf, Side, Value
 
@@ -32,14 +30,14 @@ def diff_page(found: Difference) -> Page:
         sections=(
             *(section(title, title, _fields(title, folded(rows))) for title, rows in parts if rows),
             *([section("outcome", "comes out", _outcomes(found))] if found.outcome else []),
-            *([section("notes", "notes", Listing(items=said))] if said else []),
+            *([section("notes", "notes", Listing(said))] if said else []),
         ),
         data={
             "before": _side(found.before),
             "after": _side(found.after),
             "question": [asdict(c) for c in found.question],
             "choice": [asdict(c) for c in found.choice],
-            "other_work": list(found.other_work),
+            "other_work": found.other_work,
             "outcome": [
                 {**asdict(m), "relative": m.relative, "intervals_overlap": m.overlaps} for m in found.outcome
             ],
@@ -48,7 +46,7 @@ def diff_page(found: Difference) -> Page:
 
 
 def _side(side: Side) -> dict[str, Any]:
-    return {"path": side.title, "plan_hash": side.plan.input_hash, "measured": side.measured}
+    return fields(side, path="title", plan_hash="plan.input_hash", measured="measured")
 
 
 def _title(side: Side) -> str:

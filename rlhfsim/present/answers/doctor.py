@@ -11,18 +11,16 @@ from rlhfsim.interchange.configuration.keys import Unread
 from rlhfsim.memory.ledger import LIKELY, LedgerPhase
 from rlhfsim.plan import Plan
 from rlhfsim.present import plan_words
-from rlhfsim.present.answers.kinds import THOUSANDTHS
 from rlhfsim.present.answers.plan_blocks import phases
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import Block, FactList, Listing, Note, Page, PageSection, section
-from rlhfsim.present.tables import each
+from rlhfsim.present.tables import THOUSANDTHS, each, fields
 from rlhfsim.present.words import component_text, percent, plural, signed, size
 from rlhfsim.what_if.doctor.case import Judged
 from rlhfsim.what_if.doctor.certainty import computed, reasons, riskiest
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
 from rlhfsim.what_if.doctor.fix import ChangedFile
 
-SCHEMA = "rlhfsim.doctor/1"
 KEYS_SHOWN, KEYS_LISTED = 3, 12
 """Misspelt keys next to the verdict, and keys of a list that are written out."""
 
@@ -31,7 +29,7 @@ def page(answer: Diagnosis, repaired: ChangedFile | None = None) -> Page:
     """The verdict, the step by phase, changes, findings, what was assumed, and how a file was changed."""
     base = answer.judged
     return Page(
-        schema=SCHEMA,
+        schema="rlhfsim.doctor/1",
         verdict=verdict(base),
         mark="strong" if base.fits else "bad",
         sections=tuple(_sections(answer, repaired)),
@@ -91,17 +89,13 @@ def _unread(answer: Diagnosis) -> Iterator[str]:
     """What the configuration sets and nothing reads: what matters by name, the rest by number."""
     may = [f"{u.key}={u.value}" for u in answer.unread if u.matters and u.kind == "may change"]
     if may:
-        yield f"{plural(len(may), 'key')} may change the answer: {_folded(may)}"
+        more = f" and {len(may) - KEYS_LISTED} more (--json)" if len(may) > KEYS_LISTED else ""
+        yield f"{plural(len(may), 'key')} may change the answer: {', '.join(may[:KEYS_LISTED])}{more}"
     absent = [_absent(u, answer) for u in answer.unread if u.kind == "no such key"]
     yield from absent[:KEYS_LISTED]
     rest = len(answer.unread) - len(may) - len(absent) + max(0, len(absent) - KEYS_LISTED)
     if rest:
         yield f"{plural(rest, 'other key')} of no effect on time and memory, or at their defaults: see --json"
-
-
-def _folded(names: Sequence[str]) -> str:
-    more = f" and {len(names) - KEYS_LISTED} more (--json)" if len(names) > KEYS_LISTED else ""
-    return ", ".join(names[:KEYS_LISTED]) + more
 
 
 def verdict(base: Judged) -> str:
@@ -112,7 +106,9 @@ def verdict(base: Judged) -> str:
         over = phase.probability_out_of_memory >= LIKELY or not base.memory.rejected_by
         needs = f"breaks in {phase.name}, which needs {_held(phase)}"
         return f"does not fit: {needs if over else base.memory.rejected_by}; {risk}"
-    return f"fits: {risk}; {moment(base)}; {_host(base)}"
+    held, offered = base.memory.host_bytes, base.memory.host_capacity
+    pool = max(held, key=lambda name: held[name] / offered[name])
+    return f"fits: {risk}; {moment(base)}; host {size(held[pool])} of {size(offered[pool])} a node"
 
 
 def risk_text(judged: Judged) -> str:
@@ -137,12 +133,6 @@ def moment(judged: Judged) -> str:
     return f"fullest in {phase.name}, {_held(phase)}"
 
 
-def _host(judged: Judged) -> str:
-    memory = judged.memory
-    pool = max(memory.host_bytes, key=lambda name: memory.host_bytes[name] / memory.host_capacity[name])
-    return f"host {size(memory.host_bytes[pool])} of {size(memory.host_capacity[pool])} a node"
-
-
 def _plan(plan: Plan) -> Iterator[Block]:
     """The blocks of the first screen of `rlhfsim design`; what is assumed stands in full at the end."""
     yield Note(plan_words.batch(plan))
@@ -164,7 +154,7 @@ def _sections(answer: Diagnosis, repaired: ChangedFile | None) -> Iterator[PageS
     found = (f.what + (f"; {f.remedy}" if f.remedy else "") for f in answer.findings if not f.stops)
     for name, told in (("found", found), ("not read", _unread(answer)), ("assumed", _assumed(answer))):
         if items := tuple(told):
-            yield section(name.replace(" ", "-"), name, Listing(items=items))
+            yield section(name.replace(" ", "-"), name, Listing(items))
     if repaired is not None:
         figures = _figures(repaired.judged, answer.judged)
         heading = f"written to {repaired.path}, read and priced again: {figures}"
@@ -236,24 +226,17 @@ def _data(answer: Diagnosis, repaired: ChangedFile | None) -> dict[str, Any]:
     top = max(phase.entries, key=lambda entry: entry.bytes)
     return {
         "framework": answer.case.configuration.name,
-        "fits": base.fits,
-        "probability_out_of_memory": base.risk,
-        "rejected_by": base.memory.rejected_by,
-        "fullest": {
-            "phase": phase.name,
-            "pool": phase.pool,
-            "role": top.role,
-            "component": top.component,
-            "bytes": phase.bytes,
-            "component_bytes": top.bytes,
-            "capacity_bytes": phase.capacity,
-        },
+        **fields(base, "fits", probability_out_of_memory="risk", rejected_by="memory.rejected_by"),
+        "fullest": fields(phase, phase="name", pool="pool")
+        | fields(top, "role", "component")
+        | fields(phase, "bytes")
+        | {"component_bytes": top.bytes, "capacity_bytes": phase.capacity},
         "host": {
             pool: {"bytes": held, "capacity_bytes": base.memory.host_capacity[pool]}
             for pool, held in base.memory.host_bytes.items()
         },
         "fixes": [_change(change, base, {}) for change in answer.fixes],
-        "faster": list(_steps(answer)),
+        "faster": [*_steps(answer)],
         "nearest": _change(answer.nearest, base, {}) if answer.nearest else None,
         "fix": {
             "file": str(repaired.path),
@@ -266,9 +249,9 @@ def _data(answer: Diagnosis, repaired: ChangedFile | None) -> dict[str, Any]:
         "release": answer.case.recorded,
         "unread": each(answer.unread, "key", "value", "kind", "matters", "nearest", "until", "since"),
         "assumed": {
-            "lengths": list(answer.case.assumed(described)),
+            "lengths": [*answer.case.assumed(described)],
             "defaults": dict(described.settings.assumed),
-            "risk": list(reasons(computed(base.memory), answer.case.configuration.name)),
+            "risk": [*reasons(computed(base.memory), answer.case.configuration.name)],
             "absent": [_change(change, base, {}) for change in answer.absent],
         },
         "plan": base.plan.to_dict(),
@@ -287,10 +270,10 @@ def _change(change: KeyChange, start: Judged, known: Mapping[str, Any]) -> dict[
     priced = p.usd_per_step is not None and before.usd_per_step is not None
     return {
         "keys": {key: value for key, value in change.keys.items() if key not in known},
-        "step_s": p.step_s,
+        **fields(p, "step_s"),
         "saves_s": before.step_s - p.step_s,
         "saves_usd": (before.usd_per_step or 0.0) - (p.usd_per_step or 0.0) if priced else None,
-        "peak_memory_bytes": p.peak_memory_bytes,
+        **fields(p, "peak_memory_bytes"),
         "gained_bytes": before.peak_memory_bytes - p.peak_memory_bytes,
-        "probability_out_of_memory": p.probability_out_of_memory,
+        **fields(p, "probability_out_of_memory"),
     }

@@ -12,21 +12,18 @@ from rlhfsim.present.answers import plan_blocks as blocks
 from rlhfsim.present.answers.odds import asked_data, told
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import Block, FactList, Note, Page, answer
-from rlhfsim.present.known import known, nearest_short
-from rlhfsim.present.sampling import sampling
+from rlhfsim.present.known import known, nearest_short, sampling
 from rlhfsim.search.requirements import verdicts_of
 from rlhfsim.verdict import verdict as sentences
 from rlhfsim.what_if.estimate import Planned
 from rlhfsim.what_if.risk.odds import Odds
-
-SCHEMA = "rlhfsim.estimate/1"
 
 
 def page(planned: Planned, odds: Odds | None = None, detail: Collection[str] = ()) -> Page:
     """The verdict and the priced plan, with what `detail` names; the plan in JSON as in plan.json."""
     plan = planned.plan
     shown = _plan(plan, planned.far, detail) if plan else ()
-    return answer(SCHEMA, *blocks.verdict(planned), *shown, data=partial(_data, planned, odds))
+    return answer("rlhfsim.estimate/1", *blocks.verdict(planned), *shown, data=partial(_data, planned, odds))
 
 
 def _data(planned: Planned, odds: Odds | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhfsim.interchange.export import Exported
 from rlhfsim.present.answers.tree import Code, Column, Listing, Page, section, table_of
-from rlhfsim.present.tables import each
+from rlhfsim.present.tables import each, fields
 from rlhfsim.specs.frameworks.runs import framework
 
 
@@ -31,16 +31,14 @@ def page(found: Exported, out: Path, rejected_by: str | None = None) -> Page:
         mark="bad",
         sections=(
             *settings,
-            section("notes", "", Listing(items=tuple(notes), mark="warn")),
-            section("next", "", Code(title="next", text=f"cd {out} && {found.start}")),
+            section("notes", "", Listing(tuple(notes), mark="warn")),
+            section("next", "", Code("next", f"cd {out} && {found.start}")),
         ),
         data={
-            "framework": found.framework,
-            "version": found.version,
+            **fields(found, "framework", "version"),
             "folder": str(out),
             "files": sorted(found.files),
-            "start": found.start,
-            "warning": found.warning,
+            **fields(found, "start", "warning"),
             "settings": [
                 {"section": part.title, **one}
                 for part in written.sections

@@ -7,14 +7,13 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from rlhfsim.present.answers.tree import Column, Page, answer, table_of
-from rlhfsim.present.tables import REST
+from rlhfsim.present.tables import REST, fields
 from rlhfsim.present.words import count
 from rlhfsim.specs.frameworks.runs import FEATURES, LARGE_TRAINER, Known, Runs, frameworks
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import EVERYWHERE, WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import Algorithm, Workload
 
-SCHEMA = "rlhfsim.frameworks/1"
 WHAT = "a plan asks for"
 SHORT: dict[Known | None, str] = {
     "run on GPUs": "GPU",
@@ -49,7 +48,10 @@ def lines() -> Iterator[tuple[str, list[Known | None]]]:
 def listing() -> Page:
     """The table, what its cells mean, where each column is from."""
     every, table = frameworks(), list(lines())
-    columns = [Column(x.name, lambda row, i=i, x=x: _cell(x, i, row)) for i, x in enumerate(every)]
+    columns = [
+        Column(x.name, lambda row, i=i, x=x: f"{SHORT[row[1][i]]}{'*' * (row[0] in x.only_with)}")
+        for i, x in enumerate(every)
+    ]
     notes = (
         NOTE,
         APART,
@@ -58,14 +60,10 @@ def listing() -> Page:
         *(f"{x.name}: {x.source}" for x in every),
     )
     return answer(
-        SCHEMA,
+        "rlhfsim.frameworks/1",
         table_of("", table, Column(WHAT, 0, fit=REST), *columns, notes=notes),
         data={"frameworks": [_framework(x, i, table) for i, x in enumerate(every)]},
     )
-
-
-def _cell(framework: Runs, i: int, line: tuple[str, Sequence[Known | None]]) -> str:
-    return f"{SHORT[line[1][i]]}{'*' * (line[0] in framework.only_with)}"
 
 
 def limited() -> Iterator[str]:
@@ -93,9 +91,7 @@ def _framework(runs: Runs, column: int, table: Sequence[tuple[str, list[Known | 
     only = {what: list(backends) for what, backends in runs.only_with.items()}
     usual = None if runs.examples is None else {**asdict(runs.examples), "others": LARGE_TRAINER}
     return {
-        "name": runs.name,
-        "title": runs.title,
-        "source": runs.source,
+        **fields(runs, "name", "title", "source"),
         "runs": found,
         "only_with": only,
         "usual_backend": usual,

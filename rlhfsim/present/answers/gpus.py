@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
-from rlhfsim import units
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.tree import Column, Page, Tile, TypedTable, answer, hidden, table_of
+from rlhfsim.present.tables import (
     ALIASES,
     BYTES,
     COUNT,
+    CUT,
     PRICE,
     QUANTITIES,
     QUANTITY,
     RATE,
+    REST,
     SPEED,
     ValueKind,
+    fields,
 )
-from rlhfsim.present.answers.tree import Column, Page, Tile, TypedTable, answer, hidden, table_of
-from rlhfsim.present.tables import CUT, REST, fields
 from rlhfsim.present.words import plural
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import aliases, profile_hash
+from rlhfsim.units import Dimension
 
 SCHEMA = "rlhfsim.gpus/1"
 LINK = ValueKind({"nvlink": "NVLink", "xgmi": "xGMI", "pcie": "PCIe"}.__getitem__, number=False)
@@ -60,37 +63,36 @@ def _table(profiles: Iterable[Profile]) -> TypedTable:
         Column("also", _aliases, ALIASES, "aliases", fit=CUT),
         Column(None, "memory.value", key="memory_bytes"),
         Column("usable", "usable_memory.value", BYTES, "usable_bytes"),
-        Column("bf16", _bf16, SPEED, "bf16_flop_per_s"),
+        Column(
+            "bf16", lambda p: p.peak["bf16"].value if "bf16" in p.peak else None, SPEED, "bf16_flop_per_s"
+        ),
         Column("HBM", "hbm.value", RATE, "hbm_bytes_per_s"),
         Column("link", "scale_up.kind", LINK, "link", spare=2),
         Column("its rate", "scale_up.bandwidth.value", RATE, "link_bytes_per_s", spare=1),
         Column(None, "scale_up.domain", key="link_domain"),
         Column(None, "nic.value", key="nic_bytes_per_s"),
         Column("a node", "node.gpus", COUNT, "gpus_per_node"),
-        Column("price", lambda p: p.price.value if p.price else None, PRICE, "usd_per_hour"),
+        Column("price", "price.value", PRICE, "usd_per_hour"),
         Column("curves", kernels, key="curves"),
         name="gpus",
         notes=(NOTE,),
     )
 
 
-def _bf16(profile: Profile) -> float | None:
-    return profile.peak["bf16"].value if "bf16" in profile.peak else None
-
-
 def sheet(profile: Profile) -> Page:
     """One profile: aliases, where kernel times come from, datasheet and coefficients with their sources."""
-    price, known, facts = profile.price, profile.calibration, _facts(profile)
+    price, calibrated, facts = profile.price, profile.calibration, _facts(profile)
     coefficients = sorted(profile.coefficients.items())
     details = {
         **_table([profile]).records[0],
         "hash": profile_hash(profile),
         "price": price and fields(price, "value", "low", "high", "date", "source"),
         "datasheet": {
-            fact[0]: dict(zip(("value", "dimension", "source"), fact[1:], strict=True)) for fact in facts
+            name: {"value": known.value, "dimension": unit, "source": known.source}
+            for name, known, unit in facts
         },
         "curves_source": _curves_source(profile),
-        "calibration": asdict(known) if known else None,
+        "calibration": asdict(calibrated) if calibrated else None,
         "coefficients": {
             n: fields(c, "value", "low", "high", "dimension", "source") for n, c in coefficients
         },
@@ -100,7 +102,7 @@ def sheet(profile: Profile) -> Page:
         "aliases": ", ".join(_aliases(profile)) or "none",
         "node": f"{plural(profile.node.gpus, 'GPU')}, {plural(profile.node.cpu_cores, 'CPU core')}",
         "curves": _curves_source(profile),
-        **({"runs": _calibrated_on(known)} if known else {}),
+        **({"runs": _calibrated_on(calibrated)} if calibrated else {}),
     }
     return answer(
         SCHEMA,
@@ -108,8 +110,8 @@ def sheet(profile: Profile) -> Page:
             "Datasheet",
             facts,
             Column("datasheet", 0),
-            Column("value", lambda fact: fact[1:3], QUANTITY),
-            Column("source", 3, fit=REST),
+            Column("value", lambda fact: (fact[1].value, fact[2]), QUANTITY),
+            Column("source", "1.source", fit=REST),
         ),
         table_of(
             "Coefficients",
@@ -117,34 +119,34 @@ def sheet(profile: Profile) -> Page:
             Column("coefficient", 0),
             Column("value", lambda item: (item[1].value, item[1].dimension), QUANTITY),
             Column("P10-P90", lambda item: (item[1].low, item[1].high, item[1].dimension), QUANTITIES),
-            Column("source", lambda item: item[1].source, fit=REST),
+            Column("source", "1.source", fit=REST),
         ),
         title=profile.title,
-        tiles=tuple(Tile(label=label, value=value) for label, value in tiles.items()),
+        tiles=tuple(Tile(label, value) for label, value in tiles.items()),
         data={"gpus": [details]},
     )
 
 
-def _facts(profile: Profile) -> list[tuple[str, float, units.Dimension, str]]:
+def _facts(profile: Profile) -> list[tuple[str, Any, Dimension]]:
+    """Name, value with its source, and dimension."""
     link, node, price = profile.scale_up, profile.node, profile.price
-    rates = {
-        "HBM": profile.hbm,
-        f"{link.kind} (domain {link.domain})": link.bandwidth,
-        "PCIe": profile.pcie,
-        "network": profile.nic,
-    }
-    facts: list[tuple[str, float, units.Dimension, str]] = [
-        ("memory", profile.memory.value, "byte", profile.memory.source),
-        ("usable memory", profile.usable_memory.value, "byte", profile.usable_memory.source),
-        *((f"peak {p}", peak.value, "flop/s", peak.source) for p, peak in profile.peak.items()),
-        *((label, rate.value, "byte/s", rate.source) for label, rate in rates.items()),
-        ("host memory", node.host_memory.value, "byte", node.host_memory.source),
-        ("host bandwidth", node.host_bandwidth.value, "byte/s", node.host_bandwidth.source),
-        ("local storage", node.local_storage.value, "byte/s", node.local_storage.source),
-        ("shared storage", node.shared_storage.value, "byte/s", node.shared_storage.source),
-        ("TDP", profile.tdp.value, "W", profile.tdp.source),
+    facts: list[tuple[str, Any, Dimension]] = [
+        ("memory", profile.memory, "byte"),
+        ("usable memory", profile.usable_memory, "byte"),
+        *((f"peak {p}", peak, "flop/s") for p, peak in profile.peak.items()),
+        ("HBM", profile.hbm, "byte/s"),
+        (f"{link.kind} (domain {link.domain})", link.bandwidth, "byte/s"),
+        ("PCIe", profile.pcie, "byte/s"),
+        ("network", profile.nic, "byte/s"),
+        ("host memory", node.host_memory, "byte"),
+        ("host bandwidth", node.host_bandwidth, "byte/s"),
+        ("local storage", node.local_storage, "byte/s"),
+        ("shared storage", node.shared_storage, "byte/s"),
+        ("TDP", profile.tdp, "W"),
     ]
-    return facts + ([("price", price.value, "usd/h", f"{price.date}: {price.source}")] if price else [])
+    if price is not None:
+        facts.append(("price", replace(price, source=f"{price.date}: {price.source}"), "usd/h"))
+    return facts
 
 
 def _curves_source(profile: Profile) -> str:

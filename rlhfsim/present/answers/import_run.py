@@ -8,10 +8,9 @@ from statistics import median
 from rlhfsim.interchange.logs.imported import Imported
 from rlhfsim.interchange.logs.run_folder import provenance, step_seconds
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.kinds import COUNT, FIGURE, LIST, SECONDS
 from rlhfsim.present.answers.tree import Code, Column, Listing, Page, TypedTable, facts, section, table_of
 from rlhfsim.present.plan_words import header_rows, task
-from rlhfsim.present.tables import REST, Fit
+from rlhfsim.present.tables import COUNT, FIGURE, LIST, REST, SECONDS, Fit
 from rlhfsim.present.words import plural
 
 
@@ -32,12 +31,8 @@ def import_page(run: Imported, plan: Plan, path: Path, out: Path) -> Page:
         tiles=facts({**header_rows(plan), **_summary(run, plan, out)}),
         sections=(
             section("timers", "", _timers(run, plan, medians)),
-            *(
-                section(title.split()[0], title, Listing(items=items))
-                for title, items in told.items()
-                if items
-            ),
-            section("next", "", Code(title="next", text=f"rlhfsim compare {out}/plan.json {out}/")),
+            *(section(title.split()[0], title, Listing(items)) for title, items in told.items() if items),
+            section("next", "", Code("next", f"rlhfsim compare {out}/plan.json {out}/")),
         ),
         data={
             **provenance(run, path),

@@ -9,8 +9,10 @@ from typing import Any
 from rlhfsim.calibration.comparison.phases import rows, warm
 from rlhfsim.interchange.rlhfsim.listening import listening
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.cells import Spark
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.plan_blocks import header, notes
+from rlhfsim.present.answers.roles import roles
+from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, answer, table_of
+from rlhfsim.present.tables import (
     BAR,
     BYTES,
     DECIMALS,
@@ -21,13 +23,13 @@ from rlhfsim.present.answers.kinds import (
     SECONDS,
     SHARE,
     THREE_DIGITS,
+    Spark,
     ValueKind,
+    added,
+    each,
+    fields,
     fixed_to,
 )
-from rlhfsim.present.answers.plan_blocks import header, notes
-from rlhfsim.present.answers.roles import roles
-from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, answer, table_of
-from rlhfsim.present.tables import added, each, fields
 from rlhfsim.present.words import decimals, lengths, size
 from rlhfsim.specs.placement.scaling import Replaced
 from rlhfsim.specs.placement.software import Software
@@ -100,8 +102,7 @@ def _memory_note(plan: Plan) -> Iterator[str]:
     if p.peak_memory_bytes > p.capacity_bytes:
         yield (
             f"the plan's ledger peaks at {size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} in "
-            f"{p.peak_phase}; "
-            "rlhfsim memory shows it"
+            f"{p.peak_phase}; rlhfsim memory shows it"
         )
     elif p.rejected_by:
         yield f"the plan does not fit: {p.rejected_by}"
@@ -157,16 +158,16 @@ def result(plan: Plan, outcome: Any, *, dry_run: bool) -> dict[str, Any]:
         "dry_run": dry_run,
         "out": str(outcome.files.root),
         "iterations": len(ended.rows),
-        "restarts": list(outcome.restarts),
+        "restarts": outcome.restarts,
         "last": dict(ended.rows[-1]) if ended.rows else {},
         "curves": curves(ended.rows),
         "evaluations": {str(step): value for step, value in ended.evaluations.items()},
-        "predicted_step_s": plan.prediction.step_s,
-        "predicted_low_s": plan.prediction.low_s,
-        "predicted_high_s": plan.prediction.high_s,
+        **fields(
+            plan.prediction, predicted_step_s="step_s", predicted_low_s="low_s", predicted_high_s="high_s"
+        ),
         "measured_step_s": measured_step([row["time/step"] for row in ended.rows if "time/step" in row]),
         "coordination_overhead": outcome.overhead,
-        "phases": [{**fields(p, "name", *TIMES), "measured": p.steps} for p in phases],
+        "phases": each(phases, "name", *TIMES, measured="steps"),
     }
 
 
@@ -182,7 +183,7 @@ def _curves(report: Mapping[str, Any]) -> TypedTable:
         "Learning curves",
         ((name, values) for name, values in report["curves"].items() if values),
         Column("metric", 0, NAME),
-        Column("first", lambda row: row[1][0], THREE_DIGITS),
+        Column("first", "1.0", THREE_DIGITS),
         Column("last", lambda row: row[1][-1], THREE_DIGITS),
         Column("iteration by iteration", lambda row: Spark(row[1]), BAR),
     )

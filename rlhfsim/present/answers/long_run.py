@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.plan import Prediction, RunTarget
+from rlhfsim.plan import RunTarget
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, DURATION, ERROR, MONEY, NUMBER, PROBABILITY, SECONDS, SHARE
 from rlhfsim.present.answers.odds import asked_data
 from rlhfsim.present.answers.tree import (
+    STEP_TIME,
     Column,
     Figure,
     Listing,
@@ -26,7 +26,7 @@ from rlhfsim.present.answers.tree import (
 )
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.plan_words import hardware_text, trained
-from rlhfsim.present.tables import fields
+from rlhfsim.present.tables import COUNT, DURATION, ERROR, MONEY, NUMBER, PROBABILITY, SECONDS, SHARE, fields
 from rlhfsim.search.requirements import shown
 from rlhfsim.verdict import target_text
 from rlhfsim.what_if.long_run.replanning import WORTH, PlannedStretch, RunPlan
@@ -109,13 +109,13 @@ def _tiles(answer: RunPlan, chosen: Odds | None) -> Iterator[Tile]:
     if chosen is None or chosen.run_s is None:
         return
     low, middle, high = chosen.run_s
-    yield Tile(label="Done in", value=middle, kind=DURATION, range=(low, high))
+    yield Tile("Done in", middle, kind=DURATION, range=(low, high))
     if chosen.usd:
         low, middle, high = chosen.usd
-        yield Tile(label="Cost", value=middle, kind=MONEY, range=(low, high))
+        yield Tile("Cost", middle, kind=MONEY, range=(low, high))
     tightest = "the tightest stretch decides"
-    yield Tile(label="Fits all the way", value=chosen.fits, kind=PROBABILITY, detail=tightest)
-    yield Tile(label="Best plan of the start", value=_misfit(answer))
+    yield Tile("Fits all the way", chosen.fits, kind=PROBABILITY, detail=tightest)
+    yield Tile("Best plan of the start", _misfit(answer))
 
 
 def _misfit(answer: RunPlan) -> str:
@@ -125,22 +125,20 @@ def _misfit(answer: RunPlan) -> str:
 
 def _sections(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> Iterator[PageSection]:
     if chosen is None:
-        yield section("unfit", "What would fit", Listing(items=_remedies(answer)))
+        assert answer.unfit is not None
+        remedies = (
+            f"a lower max in the stage that starts at step {COUNT.shown(answer.unfit.stage.start)}, fewer "
+            "samples there, or more GPUs",
+            "rlhfsim design with --response-len of that stage says which plan comes nearest, and what would "
+            "fit",
+        )
+        yield section("unfit", "What would fit", Listing(remedies))
         return
     if chosen.verdicts:
         yield section("targets", "Targets", _targets(chosen))
-    yield section("plans", "One plan or several", Listing(items=tuple(_choice(answer, chosen, fixed))))
+    yield section("plans", "One plan or several", Listing(tuple(_choice(answer, chosen, fixed))))
     yield section("run", "The run", lengths_figure(answer), steps_figure(answer), stretches_table(answer))
     yield section("assumed", "What is assumed", _assumed(answer), appendix=True)
-
-
-def _remedies(answer: RunPlan) -> tuple[str, ...]:
-    assert answer.unfit is not None
-    return (
-        f"a lower max in the stage that starts at step {COUNT.shown(answer.unfit.stage.start)}, fewer "
-        "samples there, or more GPUs",
-        "rlhfsim design with --response-len of that stage says which plan comes nearest, and what would fit",
-    )
 
 
 def _targets(chosen: Odds) -> TypedTable:
@@ -201,19 +199,15 @@ def stretches_table(answer: RunPlan) -> TypedTable:
         *hidden("plan.workload.prompts", "plan.workload.samples"),
         Column(None, lambda p: words.plan_text(p.plan), key="plan"),
         Column("responses", lambda p: p.plan.workload.num_sequences, COUNT),
-        Column("step", "plan.prediction.step_s", SECONDS),
+        STEP_TIME,
         Column("evaluations", kind=COUNT),
         *hidden("evaluation_s"),
         Column("all of it", "seconds", DURATION),
-        Column("fullest GPU", lambda p: _full(p.plan.prediction), SHARE),
+        Column("fullest GPU", lambda p: words.full(p.plan.prediction), SHARE),
         *hidden(*(f"plan.prediction.{name}" for name in MEMORY)),
         Column("", lambda p: "another plan" if p.stretch.start in changed else ""),
         name="stretches",
     )
-
-
-def _full(p: Prediction) -> float:
-    return p.peak_memory_bytes / p.capacity_bytes
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -249,13 +243,13 @@ def lengths_figure(answer: RunPlan) -> Figure:
             low,
             **band | {"fill": "tonexty", "fillcolor": "rgba(86,180,233,0.3)", "showlegend": True},
         ),
-        plots.points("mean response", steps, mean, **line, line={"color": theme.colour("blue"), "width": 3}),
+        plots.points("mean response", steps, mean, **line, line={"color": "blue", "width": 3}),
         plots.points(
             "longest response",
             [s for s, _ in limits],
             [m for _, m in limits],
             **line,
-            line={"color": theme.colour("orange"), "dash": "dot"},
+            line={"color": "orange", "dash": "dot"},
         ),
     ]
     longest, grown = (
@@ -263,8 +257,8 @@ def lengths_figure(answer: RunPlan) -> Figure:
         f"Mean responses go from {COUNT.shown(mean[0])} to {COUNT.shown(mean[-1])} tokens",
     )
     return Figure(
-        key="lengths",
-        title=f"{grown}, cut at {COUNT.shown(longest)} in the end",
+        "lengths",
+        f"{grown}, cut at {COUNT.shown(longest)} in the end",
         alt="Mean response length over steps, with the limit of each stage",
         how=f"The line is the mean of a step, the band its range, the dots the limit. {_where(answer)}",
         plot=plots.spec(data, theme.layout(height=360, x="step", y="tokens", shapes=_changes(answer))),
@@ -274,15 +268,13 @@ def lengths_figure(answer: RunPlan) -> Figure:
 
 def steps_figure(answer: RunPlan) -> Figure:
     """Seconds of a step over the run: the plans that run, and the best single one."""
-    data = [_step_line("the plans that run", answer.stretches, {"color": theme.colour("blue"), "width": 3})]
+    data = [_step_line("the plans that run", answer.stretches, {"color": "blue", "width": 3})]
     if answer.fixed and answer.changes:
-        data.append(
-            _step_line("the best single plan", answer.fixed, {"color": theme.colour("grey"), "dash": "dot"})
-        )
+        data.append(_step_line("the best single plan", answer.fixed, {"color": "grey", "dash": "dot"}))
     first, last = (p.plan.prediction.step_s for p in (answer.stretches[0], answer.stretches[-1]))
     return Figure(
-        key="steps",
-        title=f"A step takes {words.seconds(first)} at the start and {words.seconds(last)} at the end",
+        "steps",
+        f"A step takes {words.seconds(first)} at the start and {words.seconds(last)} at the end",
         alt="Seconds of a step over the steps of the run",
         how=f"Each level is a stretch that is priced at its mean lengths. {_where(answer)}",
         plot=plots.spec(
@@ -320,10 +312,8 @@ def _assumed(answer: RunPlan) -> TypedTable:
 def _data(answer: RunPlan, chosen: Odds | None, fixed: Odds | None) -> dict[str, Any]:
     return {
         "verdict": verdict(answer, chosen),
-        "steps": answer.run.steps,
-        "changes": list(answer.changes),
-        **fields(answer, "work_s", "fixed_s", "bound_s", "out_of_memory", "shortage"),
-        "replan_s": answer.run.replan_s,
+        **fields(answer, "run.steps", "changes", "work_s", "fixed_s", "bound_s", "out_of_memory", "shortage"),
+        **fields(answer.run, "replan_s"),
         **asked_data(chosen),
         "fixed": asked_data(fixed)["odds"],
         "stretches": stretches_table(answer).records,

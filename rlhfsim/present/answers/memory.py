@@ -11,23 +11,20 @@ from rlhfsim.memory.checkpoints import beside, copied_bytes
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.present import plan_words
 from rlhfsim.present.answers import plan_blocks as blocks
-from rlhfsim.present.answers.kinds import GIGABYTES, NAME, RIGHT
 from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, answer, table_of
 from rlhfsim.present.basis import capacity_of, profile_under
-from rlhfsim.present.tables import added, each
+from rlhfsim.present.tables import GIGABYTES, NAME, RIGHT, added, each, fields
 from rlhfsim.present.words import component_text, percent, size
 from rlhfsim.specs.frameworks.runs import OWN
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.engine_numbers import CHECKPOINT_COPIES
 from rlhfsim.what_if.estimate import Planned
 
-SCHEMA = "rlhfsim.memory/1"
-
 
 def page(planned: Planned) -> Page:
     """Verdict, header, peak, memory through the step, and the ledger of each pool's fullest moment."""
     shown = _plan(planned.plan) if planned.plan else ()
-    return answer(SCHEMA, *blocks.verdict(planned), *shown, data=_data(planned))
+    return answer("rlhfsim.memory/1", *blocks.verdict(planned), *shown, data=_data(planned))
 
 
 def _plan(plan: Plan) -> Iterator[Block]:
@@ -37,7 +34,7 @@ def _plan(plan: Plan) -> Iterator[Block]:
     yield FactList({"peak": plan_words.peak_text(plan), "host": host, **_checkpoint_text(plan), **taken})
     yield from blocks.memory(plan)
     for pool in plan.placement.pools:
-        if rows := _peak_rows(plan, pool.name):
+        if rows := max(_phases(plan, pool.name), key=lambda rows: sum(e.bytes for e in rows), default=[]):
             where = f" of pool {pool.name}" if len(plan.placement.pools) > 1 else ""
             title = f"the fullest moment{where}, {rows[0].phase}, in GB per GPU (P10-P90: of the sum)"
             yield Note(title, "strong", apart=True)
@@ -65,11 +62,6 @@ def copied_beside(plan: Plan) -> float:
         return 0.0
     each = plan.hardware[pool.hardware].gpus_per_node
     return copied_bytes(models_of(plan.workload), plan.placement, plan.workload, profile, each)
-
-
-def _peak_rows(plan: Plan, pool: str) -> list[LedgerEntry]:
-    """Entries of the phase in which the pool holds most."""
-    return max(_phases(plan, pool), key=lambda entries: sum(e.bytes for e in entries), default=[])
 
 
 def _phases(plan: Plan, pool: str) -> list[list[LedgerEntry]]:
@@ -117,16 +109,11 @@ def _data(planned: Planned) -> dict[str, Any]:
     p = plan.prediction
     return {
         **judged,
-        "architecture": plan.architecture,
-        "role_placement": plan.role_placement,
-        "assumed": list(plan.assumed),
+        **fields(plan, "architecture", "role_placement", "assumed"),
         "peak": {
-            "phase": p.peak_phase,
-            "role": p.peak_role,
-            "component": p.peak_component,
-            "bytes": p.peak_memory_bytes,
-            "capacity_bytes": p.capacity_bytes,
-            "probability_out_of_memory": p.probability_out_of_memory,
+            **fields(p, phase="peak_phase", role="peak_role", component="peak_component"),
+            **fields(p, bytes="peak_memory_bytes", capacity_bytes="capacity_bytes"),
+            **fields(p, "probability_out_of_memory"),
         },
         "host": {
             "bytes": p.host_peak_bytes,

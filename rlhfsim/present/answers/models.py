@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rlhfsim.present.answers.kinds import ALIASES, BYTES, COUNT, PARAMETERS
 from rlhfsim.present.answers.tree import Column, Page, TypedTable, answer, facts, hidden, table_of
-from rlhfsim.present.tables import CUT, fields
+from rlhfsim.present.tables import ALIASES, BYTES, COUNT, CUT, PARAMETERS, fields
 from rlhfsim.present.words import plural
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import aliases
@@ -17,6 +16,16 @@ NOTE = (
     "active: parameters that one token uses. KV: bytes per token in BF16 over the whole model. Other names: "
     "Hugging Face ids, and any config.json (docs/models.md)."
 )
+
+
+EXPERTS = {
+    "layers": "num_moe_layers",
+    "experts": "num_experts",
+    "top_k": "top_k",
+    "expert_ffn": "expert_ffn",
+    "shared_experts": "num_shared_experts",
+}
+"""Key in JSON -> field of a mixture of experts."""
 
 
 class NamedModel(NamedTuple):
@@ -50,31 +59,19 @@ def _table(models: Iterable[NamedModel]) -> TypedTable:
         Column("KV heads", "spec.attention.num_kv_heads", COUNT, spare=1),
         Column("KV/token", lambda m: m.spec.kv_bytes_per_token(), BYTES, "kv_bytes_per_token"),
         *hidden("spec.state_bytes"),
-        Column(
-            "experts", lambda m: m.spec.moe.num_experts if m.spec.moe else None, COUNT, "experts", spare=4
-        ),
+        Column("experts", "spec.moe.num_experts", COUNT, "experts", spare=4),
         name="models",
         notes=(NOTE,),
     )
 
 
 def _details(model: NamedModel) -> dict[str, Any]:
-    spec, attention, moe = model.spec, model.spec.attention, model.spec.moe
+    spec, moe = model.spec, model.spec.moe
     return {
         **_table([model]).records[0],
-        **fields(spec, "vocab", "ffn"),
-        "attention": attention.kind,
-        "head_dim": attention.head_dim,
+        **fields(spec, "vocab", "ffn", attention="attention.kind", head_dim="attention.head_dim"),
         **fields(spec, "tied_embeddings", "max_position"),
-        "moe": None
-        if moe is None
-        else {
-            "layers": moe.num_moe_layers,
-            "experts": moe.num_experts,
-            "top_k": moe.top_k,
-            "expert_ffn": moe.expert_ffn,
-            "shared_experts": moe.num_shared_experts,
-        },
+        "moe": moe and fields(moe, **EXPERTS),
         "layer_kinds": [
             {"layers": count, "kind": words, "params": params} for count, words, params in _kinds(spec)
         ],

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhfsim.plan import AskedRun, Plan, RunOdds
-from rlhfsim.present.answers.cells import Word
-from rlhfsim.present.answers.kinds import NUMBER, USD
-from rlhfsim.present.tables import fields
+from rlhfsim.plan import AskedRun, Plan
+from rlhfsim.present.tables import NUMBER, USD, Word, each, fields
 from rlhfsim.present.words import likely, percent
 from rlhfsim.search.requirements import meets_all, shown, verdicts_of
 from rlhfsim.units import DAY, HOUR
@@ -67,14 +65,9 @@ def quantiles(run: AskedRun) -> str:
     low, _, high = run.odds.run_s
     scale, unit = (DAY, "d") if high >= DAY else (HOUR, "h")
     time = f"P10-P90 {NUMBER.shown(low / scale)} to {NUMBER.shown(high / scale)} {unit}"
-    return f"with failures and restarts {time}{_money(run.odds)}"
-
-
-def _money(odds: RunOdds) -> str:
-    if odds.usd is None:
-        return ""
-    low, _, high = odds.usd
-    return f", {NUMBER.shown(low)} to {USD.shown(high)} (range of prices)"
+    usd = run.odds.usd
+    money = f", {NUMBER.shown(usd[0])} to {USD.shown(usd[2])} (range of prices)" if usd else ""
+    return f"with failures and restarts {time}{money}"
 
 
 def odds_dict(odds: Odds | None) -> Mapping[str, Any] | None:
@@ -90,4 +83,4 @@ def asked_data(odds: Odds | None) -> dict[str, Any]:
 def reached(odds: Odds | None) -> list[dict[str, Any]]:
     """Every target and what the plan reaches."""
     verdicts = odds.verdicts if odds else ()
-    return [{"text": v.requirement.text, **fields(v, "actual", "met", "probability")} for v in verdicts]
+    return each(verdicts, "requirement.text", "actual", "met", "probability")

@@ -9,12 +9,24 @@ from rlhfsim import units
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import plan_words
 from rlhfsim.present.answers import odds
-from rlhfsim.present.answers.cells import Bar, Stretch, Word
-from rlhfsim.present.answers.kinds import BAR, BYTES, DECIMAL_ENDS, DECIMALS, NAME, RIGHT, SHARE, fixed_to
 from rlhfsim.present.answers.tree import Block, Column, FactList, Legend, Note, TypedTable, table_of
-from rlhfsim.present.basis import capacity_of, evidence, profile_under
-from rlhfsim.present.memory import State, states
-from rlhfsim.present.tables import CUT, Fit, fields
+from rlhfsim.present.basis import State, capacity_of, evidence, profile_under, states
+from rlhfsim.present.tables import (
+    BAR,
+    BYTES,
+    CUT,
+    DECIMAL_ENDS,
+    DECIMALS,
+    NAME,
+    RIGHT,
+    SHARE,
+    Bar,
+    Fit,
+    Stretch,
+    Word,
+    fields,
+    fixed_to,
+)
 from rlhfsim.present.words import MEMORY_GROUPS, RESOURCES, decimals, is_move, size
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.trace import WAIT
@@ -64,7 +76,7 @@ def verdict(answer: Planned) -> Iterator[Block]:
 
 def verdict_data(answer: Planned) -> dict[str, Any]:
     """Whether the plan can run, what does not fit, and what would."""
-    return {**fields(answer, "fits", "rejected_by", "remedy"), "notes": list(answer.notes)}
+    return fields(answer, "fits", "rejected_by", "remedy", "notes")
 
 
 def targets(plan: Plan) -> TypedTable:
@@ -86,7 +98,8 @@ def phases(plan: Plan, *, tiny: float = 0.0, starts: bool = False) -> TypedTable
     shown, small = split(p.phases, end, tiny=tiny)
     rows: list[tuple[Any, ...]] = [
         (
-            *(f.name, f.pool, f.start_s, f.seconds, (f.low_s, f.high_s), _resource(f.bound_by)),
+            *(f.name, f.pool, f.start_s, f.seconds, (f.low_s, f.high_s)),
+            Word(RESOURCES[f.bound_by].word if f.bound_by in RESOURCES else f.bound_by, f.bound_by),
             *(limit_share(f, p.phases), _full(plan, f), _time_bar(f, end)),
         )
         for f in shown
@@ -109,10 +122,6 @@ def phases(plan: Plan, *, tiny: float = 0.0, starts: bool = False) -> TypedTable
         look="bare",
         notes=(_meanings(plan),),
     )
-
-
-def _resource(name: str) -> Word:
-    return Word(RESOURCES[name].word if name in RESOURCES else name, name)
 
 
 def split(

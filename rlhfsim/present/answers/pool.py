@@ -6,19 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import (
-    COUNT,
-    DURATION,
-    FACTOR,
-    MONEY,
-    NAMES,
-    PLAN,
-    PROBABILITY,
-    SECONDS,
-    SHARE,
-    START,
-)
 from rlhfsim.present.answers.tree import (
+    GPUS,
     Column,
     Figure,
     Listing,
@@ -30,8 +19,22 @@ from rlhfsim.present.answers.tree import (
     section,
     table_of,
 )
-from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import compact, fields
+from rlhfsim.present.html import plots
+from rlhfsim.present.tables import (
+    COUNT,
+    DURATION,
+    FACTOR,
+    MONEY,
+    NAMES,
+    PLAN,
+    PROBABILITY,
+    SECONDS,
+    SHARE,
+    START,
+    at,
+    compact,
+    fields,
+)
 from rlhfsim.units import DAY
 from rlhfsim.what_if.shared_pool.answer import SAVED, PoolAnswer
 from rlhfsim.what_if.shared_pool.schedule import PoolMode, PoolOption, PoolPlan, ScheduledMode, pairs_well
@@ -64,10 +67,9 @@ def _data(answer: PoolAnswer) -> dict[str, Any]:
     return {
         "verdict": verdict(answer),
         **fields(answer, "meets", "unfit", "gpus"),
-        "makespan_s": plan.makespan_s if plan else None,
+        "makespan_s": at(plan, "makespan_s"),
         "goodput": answer.goodput if plan else None,
-        "usd": answer.usd,
-        "gap": plan.gap if plan else None,
+        **fields(answer, "usd", "plan.gap"),
         "jobs": [],
         "pairs": [],
     }
@@ -116,11 +118,11 @@ def _tiles(answer: PoolAnswer) -> Iterator[Tile]:
     asked = f"{least}; asked for: {words.percent(answer.confidence)}"
     last, rent = "the median of the last end", "rent of the whole pool until then"
     used = "of the GPU time until then GPUs work"
-    yield Tile(label="Least sure deadline", value=chance, kind=PROBABILITY, detail=asked)
-    yield Tile(label="All done after", value=answer.plan.makespan_s, kind=DURATION, detail=last)
-    yield Tile(label="Goodput", value=answer.goodput, kind=SHARE, detail=used)
+    yield Tile("Least sure deadline", chance, kind=PROBABILITY, detail=asked)
+    yield Tile("All done after", answer.plan.makespan_s, kind=DURATION, detail=last)
+    yield Tile("Goodput", answer.goodput, kind=SHARE, detail=used)
     if answer.usd is not None:
-        yield Tile(label="Price", value=answer.usd, kind=MONEY, detail=rent)
+        yield Tile("Price", answer.usd, kind=MONEY, detail=rent)
 
 
 def _sections(answer: PoolAnswer) -> Iterator[PageSection]:
@@ -128,7 +130,13 @@ def _sections(answer: PoolAnswer) -> Iterator[PageSection]:
     if plan is not None:
         yield section("schedule", "Schedule", schedule_figure(answer, plan), jobs_table(answer, plan))
     if answer.pairs:
-        note = Listing(items=(_pairing(answer), *_apart(answer)))
+        told = (
+            "pairs that do well compete in the schedule; the others run next to each other or in sequence"
+            if any(m.sharing and pairs_well(m.sharing) for m in answer.pairs)
+            else "no two jobs leave each other enough gaps, so they run next to each other or one after the "
+            "other"
+        )
+        note = Listing((told, *_apart(answer)))
         yield section("pairs", "Who may share GPUs", pairs_table(answer), note)
     yield section("options", "What was priced", options_table(answer), appendix=True)
 
@@ -179,7 +187,7 @@ def pairs_table(answer: PoolAnswer) -> TypedTable:
         "Two jobs in turn, a step of each",
         sorted((m for m in answer.pairs if m.sharing), key=_rank),
         Column("jobs", kind=NAMES),
-        Column("GPUs", "gpus", COUNT),
+        GPUS,
         Column("both steps", "sharing.cycle_s", SECONDS),
         Column("sleep and wake", "sharing.swap_s", SECONDS),
         Column("speed", "sharing.gain", FACTOR),
@@ -225,12 +233,6 @@ def _judged(pair: PoolMode) -> str:
     return "pair well" if pairs_well(pair.sharing) else "no gain"
 
 
-def _pairing(answer: PoolAnswer) -> str:
-    if any(m.sharing and pairs_well(m.sharing) for m in answer.pairs):
-        return "pairs that do well compete in the schedule; the others run next to each other or in sequence"
-    return "no two jobs leave each other enough gaps, so they run next to each other or one after the other"
-
-
 def _apart(answer: PoolAnswer) -> Iterator[str]:
     """Why jobs that pair well are not in turn, where they would fit less surely than they do apart."""
     modes = answer.plan.modes if answer.plan else ()
@@ -252,7 +254,7 @@ def options_table(answer: PoolAnswer) -> TypedTable:
         "Runs as priced",
         answer.options,
         Column("job"),
-        Column("GPUs", "gpus", COUNT),
+        GPUS,
         *_spot_columns(answer.options),
         Column("step", "step_s", SECONDS),
         Column("fits", kind=PROBABILITY),
@@ -272,12 +274,12 @@ def schedule_figure(answer: PoolAnswer, plan: PoolPlan) -> Figure:
     spans = [plan.ends_s[o.job][1] / DAY - start for (_, o), start in zip(parts, starts, strict=True)]
     bars = plots.bars("runs", names, spans, ("blue", ""), unit="days", base=compact(starts))
     asked = {j.name: j.deadline / DAY for j in answer.jobs}
-    tick = {"symbol": "line-ns-open", "size": 18, "color": theme.colour("red"), "line": {"width": 3}}
+    tick = {"symbol": "line-ns-open", "size": 18, "color": "red", "line": {"width": 3}}
     due = plots.points("deadline", [asked[o.job] for _, o in parts], [], marker=tick)
     due["y"] = [plots.text(name) for name in names]
     return Figure(
-        key="schedule",
-        title=f"{words.plural(len(parts), 'job')} in {words.seconds(plan.makespan_s)}",
+        "schedule",
+        f"{words.plural(len(parts), 'job')} in {words.seconds(plan.makespan_s)}",
         alt="A bar a job from the median of its start to that of its end, its deadline as a line",
         how="Medians of start and end, each job as soon as its GPUs are free; a red line is the deadline.",
         plot=plots.spec([bars, due], plots.rows(names, "days from now", each=32, barmode="overlay")),

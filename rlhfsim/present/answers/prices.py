@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rlhfsim.present.answers.kinds import RANGED
 from rlhfsim.present.answers.tree import Column, Page, Tile, answer, table_of
-from rlhfsim.present.tables import WORDS
+from rlhfsim.present.tables import RANGED, WORDS
 from rlhfsim.specs.hardware.hardware import Price
 from rlhfsim.specs.hardware.prices import DEFAULT, MARKETS, Market, Prices
 
@@ -39,8 +38,7 @@ def _ends(price: Price | None) -> tuple[float, float, float] | None:
 def sheet(gpu: str, markets: Mapping[Market, Price]) -> Page:
     """One GPU with the source of each price."""
     tiles = [
-        Tile(label=m, value=_ends(p), kind=RANGED, detail=f"USD/h, {p.date}: {p.source}")
-        for m, p in markets.items()
+        Tile(m, _ends(p), kind=RANGED, detail=f"USD/h, {p.date}: {p.source}") for m, p in markets.items()
     ]
     return answer(SCHEMA, title=gpu, tiles=tuple(tiles), data=_data({gpu: markets}))
 

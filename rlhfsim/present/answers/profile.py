@@ -8,11 +8,10 @@ from pathlib import Path
 
 from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry
 from rlhfsim.calibration.micro_benchmarks.profile import MeasuredProfile
-from rlhfsim.present.answers.kinds import COUNT, QUANTITIES, QUANTITY
 from rlhfsim.present.answers.tree import Code, Column, Listing, Page, answer, table_of
+from rlhfsim.present.tables import COUNT, QUANTITIES, QUANTITY
 from rlhfsim.specs.hardware.measured import Session
 
-SCHEMA = "rlhfsim.profile-measure/1"
 WORDS = {
     "node.host_memory": "host memory",
     "node.host_bandwidth": "host memory, all cores",
@@ -40,20 +39,20 @@ def page(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -
     )
     unknown = (f"not measured, prior kept: {missing.probe}: {missing.reason}" for missing in made.missing)
     return answer(
-        SCHEMA,
+        "rlhfsim.profile-measure/1",
         table,
-        Listing(items=(*(f"check: {note}" for note in made.notes), *unknown), mark="warn"),
-        Code(title="next", text=f"rlhfsim design --gpu {name} --gpus {gpus} --model path/to/config.json"),
+        Listing((*(f"check: {note}" for note in made.notes), *unknown), mark="warn"),
+        Code("next", f"rlhfsim design --gpu {name} --gpus {gpus} --model path/to/config.json"),
         title=f"{session.machine.words}; the profile extends {made.base}",
         verdict=f"wrote {out}",
         data={
             "file": str(out),
             "machine": asdict(session.machine),
             "extends": made.base,
-            "profile": [asdict(change) for change in made.changes],
-            "measured": [asdict(m) for m in session.measured],
-            "not_measured": [asdict(m) for m in made.missing],
-            "notes": list(made.notes),
+            "profile": list(map(asdict, made.changes)),
+            "measured": list(map(asdict, session.measured)),
+            "not_measured": list(map(asdict, made.missing)),
+            "notes": made.notes,
         },
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rlhfsim.plan import Plan, Prediction
+from rlhfsim.plan import Plan
 from rlhfsim.present import words
 from rlhfsim.present.answers.choices import short_kind
-from rlhfsim.present.answers.kinds import COUNT, FINE_SHARE, NAME, NUMBER, RIGHT, SHARE, STEP, STEP_ENDS
 from rlhfsim.present.answers.tree import Column, Note, TypedTable, table_of
+from rlhfsim.present.tables import COUNT, FINE_SHARE, NAME, NUMBER, RIGHT, SHARE, STEP, STEP_ENDS
 from rlhfsim.specs.placement.backends import sums_fp32
 from rlhfsim.units import TERA
 from rlhfsim.what_if.design import Design
@@ -29,15 +29,26 @@ def ranking(answer: Design) -> TypedTable:
         Column("rollout", lambda row: words.layout_labels(row[1])[1], NAME),
         Column("step", 1, STEP),
         Column("P10-P90", 1, STEP_ENDS, narrow=""),
-        Column("tok/s/GPU", lambda row: row[1].prediction.tokens_per_s_per_gpu, NUMBER, narrow=""),
-        Column("memory", lambda row: _held(row[1].prediction), SHARE),
-        Column("USD", lambda row: row[1].prediction.usd_per_step, NUMBER.where("unknown")),
+        Column("tok/s/GPU", "1.prediction.tokens_per_s_per_gpu", NUMBER, narrow=""),
+        Column("memory", lambda row: words.full(row[1].prediction), SHARE),
+        Column("USD", "1.prediction.usd_per_step", NUMBER.where("unknown")),
         style=lambda row: "bold green" if row[1] is first else "",
     )
 
 
-def _held(p: Prediction) -> float:
-    return p.peak_memory_bytes / p.capacity_bytes
+def both(answer: Design) -> tuple[Plan, Plan]:
+    """The chosen plan and the best one, where a plan fits."""
+    assert answer.chosen is not None
+    assert answer.best is not None
+    return answer.chosen, answer.best
+
+
+def aims(answer: Design) -> tuple[float, float]:
+    """What is aimed at, bytes or seconds, of the chosen plan and of the best one."""
+    mine, its = (p.prediction for p in both(answer))
+    if answer.request.objective == "memory":
+        return mine.peak_memory_bytes, its.peak_memory_bytes
+    return mine.step_s, its.step_s
 
 
 def unlisted(answer: Design) -> str:
@@ -51,24 +62,22 @@ def _listed(answer: Design, *, short: bool) -> list[tuple[str, Plan, str]]:
 
     Without the best in `short` where that is of the kind of the chosen one.
     """
-    assert answer.chosen is not None
-    assert answer.best is not None
+    chosen, best = both(answer)
     asked, gaps = answer.request.workload, [0.0, *answer.gaps]
     rows = [
         (str(i), plan, _named(plan, answer) + (f" {UNPROVEN}" if _open(gap) else ""))
-        for i, (plan, gap) in enumerate(zip([answer.best, *answer.runners_up], gaps, strict=True), start=1)
+        for i, (plan, gap) in enumerate(zip([best, *answer.runners_up], gaps, strict=True), start=1)
     ]
     if answer.simpler:
-        name = short_kind(answer.chosen, asked)
+        name = short_kind(chosen, asked)
         same = short and rows[0][2] == name
-        rows = [("*", answer.chosen, name), *rows[same:]]
+        rows = [("*", chosen, name), *rows[same:]]
     return rows
 
 
 def _named(plan: Plan, answer: Design) -> str:
     """The kind of a plan, and that it sums gradients in another precision than the chosen one."""
-    assert answer.chosen is not None
-    ours, its = sums_in_fp32(answer.chosen), sums_in_fp32(plan)
+    ours, its = sums_in_fp32(both(answer)[0]), sums_in_fp32(plan)
     sums = "" if ours == its else f", {'FP32' if its else 'BF16'} sums"
     return short_kind(plan, answer.request.workload) + sums
 
@@ -129,16 +138,9 @@ def _open(gap: float | None) -> bool:
 
 def _recommended(answer: Design) -> str:
     """What the plan with the star is."""
-    assert answer.chosen is not None
-    assert answer.best is not None
-    mine, its = (
-        FINE_SHARE.shown(p.prediction.probability_out_of_memory) for p in (answer.chosen, answer.best)
-    )
+    mine, its = (FINE_SHARE.shown(p.prediction.probability_out_of_memory) for p in both(answer))
     in_bytes = answer.request.objective == "memory"
-    held, least = (
-        p.prediction.peak_memory_bytes if in_bytes else p.prediction.step_s
-        for p in (answer.chosen, answer.best)
-    )
+    held, least = aims(answer)
     name = "leanest" if in_bytes else "fastest"
     far = held > (1 + CLOSE) * least
     of = f"the {name} one that sums few gradients in BF16, not plan 1" if far else "plan 1"
@@ -157,20 +159,14 @@ def rounded(count: int) -> str:
 def proof(answer: Design) -> str:
     """In a sentence: how far any plan of the space can be better than the chosen one."""
     c = answer.certificate
-    assert answer.chosen is not None
-    assert answer.best is not None
-    in_bytes = answer.request.objective == "memory"
-    better = "leaner" if in_bytes else "faster"
+    better = "leaner" if answer.request.objective == "memory" else "faster"
     if not c.proven:
         on = "" if answer.request.time_limit else "; goes on with --time-limit 1h"
         return f"ended early: a plan not looked at could be up to {words.percent(c.gap)} {better}{on}"
     space = rounded(c.space)
     if not answer.simpler:
         return f"proven: of {space} complete plans none is {better}"
-    mine, its = (
-        p.prediction.peak_memory_bytes if in_bytes else p.prediction.step_s
-        for p in (answer.chosen, answer.best)
-    )
+    mine, its = aims(answer)
     far = f"{FINE_SHARE.shown(1 - its / mine)} {better}"
     if mine > (1 + CLOSE) * its:
         return f"proven: none of {space} plans is faster than that of --fastest"

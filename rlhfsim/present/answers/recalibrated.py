@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.kinds import COEFFICIENT, COEFFICIENT_ENDS, COUNT, SECONDS, STEP, STEP_ENDS
 from rlhfsim.present.answers.tree import Column, Listing, Page, hidden, table_of
 from rlhfsim.present.answers.tree import answer as content
-from rlhfsim.present.tables import CUT, fields
+from rlhfsim.present.tables import COEFFICIENT, COEFFICIENT_ENDS, COUNT, CUT, SECONDS, STEP, STEP_ENDS, fields
 from rlhfsim.present.words import error_text, plan_text, plural, signed
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.specs.quantities import Coefficient
@@ -46,23 +45,19 @@ def page(answer: Recalibrated, chosen: Plan) -> Page:
         "",
         moved,
         ranks,
-        Listing(items=answer.warnings, mark="warn"),
+        Listing(answer.warnings, mark="warn"),
         subtitle="\n".join(_origin(name, origin) for name, origin in answer.profiles.items()),
         verdict=told,
         data={
             "profiles": {
-                name: {
-                    "base": t.base,
-                    "runs": list(t.runs),
-                    **fields(t, "date", "device", "step_error", "phase_error"),
-                }
+                name: fields(t, "base", "runs", "date", "device", "step_error", "phase_error")
                 for name, t in answer.profiles.items()
             },
             "verdict": told,
             "same_choice": answer.chosen_before is not None and answer.its_step_now is None,
             "chosen_before": _seconds(answer.chosen_before),
             "chosen_before_now": _seconds(answer.its_step_now),
-            "warnings": list(answer.warnings),
+            "warnings": answer.warnings,
         },
     )
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from rlhfsim.plan import Plan
-from rlhfsim.present.answers.kinds import COUNT, NAME, RIGHT
 from rlhfsim.present.answers.tree import Column, Look, TypedTable, table_of
-from rlhfsim.present.tables import NEVER, REST, WORDS
+from rlhfsim.present.tables import COUNT, NAME, NEVER, REST, RIGHT, WORDS
 from rlhfsim.present.verdict import layout_words
 from rlhfsim.present.words import percent
 from rlhfsim.specs.placement.backends import sums_fp32
-from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.roles import TRAINED
 
@@ -60,7 +58,8 @@ def _role_cells(plan: Plan, name: str, role: RolePlacement | RolloutPlacement) -
     if isinstance(role, RolloutPlacement):
         sleep = {0: "stays", 1: "sleeps, weights to host", 2: "sleeps, memory freed"}[role.sleep]
         rest = sleep if role.residency == "resident" else role.residency
-        return "", "", rest, _rollout_precision(role.layout)
+        precision, kv = role.layout.precision, role.layout.kv_precision
+        return "", "", rest, precision if kv == precision else f"{precision}, KV {kv}"
     trained = name in TRAINED
     recompute = role.layout.recompute if trained else ""
     pack = role.layout.pack_tokens
@@ -77,15 +76,9 @@ def _role_cells(plan: Plan, name: str, role: RolePlacement | RolloutPlacement) -
 
 
 def _rest(role: RolePlacement, trained: bool) -> str:
-    parts = []
-    if role.residency == "offloaded":
-        parts.append("weights to host")
-    if role.residency == "recreated":
-        parts.append("recreated")
-    if role.residency == "swapped":
-        parts.append("swapped with actor")
-    if role.offload_between:
-        parts.append("optimizer to host")
+    rest = {"offloaded": "weights to host", "recreated": "recreated", "swapped": "swapped with actor"}
+    parts = [rest[role.residency]] if role.residency in rest else []
+    parts += ["optimizer to host"] if role.offload_between else []
     if trained and role.layout.offload_optimizer != "none":
         share = "" if role.layout.offload_fraction == 1 else f"{percent(role.layout.offload_fraction)} of "
         parts.append(f"{share}Adam on {role.layout.offload_optimizer.replace('cpu', 'CPU')}")
@@ -99,8 +92,3 @@ def _layout(role: RolePlacement | RolloutPlacement) -> str:
         return f"{role.layout.label}, {percent(role.layout.memory_utilization)} of memory"
     vp = f" VP{role.layout.vp}" if role.layout.vp > 1 else ""
     return f"{role.layout.label}{vp}"
-
-
-def _rollout_precision(layout: RolloutLayout) -> str:
-    same = layout.precision == layout.kv_precision
-    return layout.precision if same else f"{layout.precision}, KV {layout.kv_precision}"

@@ -10,8 +10,10 @@ from typing import Any
 from rlhfsim import units
 from rlhfsim.present import plan_words
 from rlhfsim.present.answers import tree
-from rlhfsim.present.answers.cells import Bar, Spark, Stretch, Word
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.plan_blocks import header, notes, phases, rejection
+from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, table_of
+from rlhfsim.present.chrome_trace import chrome_path
+from rlhfsim.present.tables import (
     BAR,
     BYTES,
     COUNT,
@@ -21,16 +23,16 @@ from rlhfsim.present.answers.kinds import (
     RIGHT,
     SHARE,
     SHORT_SECONDS,
+    Bar,
+    Spark,
+    Stretch,
+    Word,
+    fields,
     fixed_to,
 )
-from rlhfsim.present.answers.plan_blocks import header, notes, phases, rejection
-from rlhfsim.present.answers.tree import Block, Column, FactList, Note, Page, TypedTable, table_of
-from rlhfsim.present.chrome_trace import chrome_path
-from rlhfsim.present.tables import fields
 from rlhfsim.present.words import decimals, percent, plural, short_seconds, signed, size
 from rlhfsim.simulation.summary import PoolRun, Simulation
 
-SCHEMA = "rlhfsim.simulation/1"
 LINKS = {
     "nic": "network cards of {}",
     "nvlink": "fabric inside the nodes of {}",
@@ -53,17 +55,12 @@ def page(
     answer: Simulation, told: Sequence[str] = (), remedy: str | None = None, trace: Path | None = None
 ) -> Page:
     """Everything that is said of a run; `trace`: where it lies."""
-    shown = _run(answer, trace) if answer.rejected_by is None else _rejected(answer, remedy)
-    return tree.answer(SCHEMA, *notes(told), *shown, data=_data(answer, told, remedy, trace))
-
-
-def _rejected(answer: Simulation, remedy: str | None) -> Iterator[Block]:
-    yield from header(answer.plan)
-    yield from rejection(answer.rejected_by, remedy)
+    shown = _run(answer, trace) if answer.rejected_by is None else rejection(answer.rejected_by, remedy)
+    above = *notes(told), *header(answer.plan)
+    return tree.answer("rlhfsim.simulation/1", *above, *shown, data=_data(answer, told, remedy, trace))
 
 
 def _run(answer: Simulation, trace: Path | None) -> Iterator[Block]:
-    yield from header(answer.plan)
     yield FactList(summary(answer))
     if not answer.alike:
         yield _steps(answer)
@@ -194,9 +191,8 @@ def goodput_text(answer: Simulation) -> str:
     formula = FINE_SHARE.shown(g.first_order)
     return (
         f"{FINE_SHARE.shown(g.simulated)} of the time is progress, with a checkpoint every "
-        f"{short_seconds(g.interval_s)} ({best}) and a failure"
-        f" every {short_seconds(g.mtbf_s)}; first-order formula {formula}; a step then "
-        f"takes {short_seconds(answer.mean / g.simulated)}"
+        f"{short_seconds(g.interval_s)} ({best}) and a failure every {short_seconds(g.mtbf_s)}; first-order "
+        f"formula {formula}; a step then takes {short_seconds(answer.mean / g.simulated)}"
     )
 
 
@@ -310,7 +306,7 @@ def _data(answer: Simulation, told: Sequence[str], remedy: str | None, trace: Pa
         "step_seconds": [list(run) for run in answer.runs],
         "contention": [],
         "staleness": {"mean": answer.staleness[0], "max": answer.staleness[1]} if answer.staleness else None,
-        "queue": {"mean": answer.queue.mean, "max": answer.queue.maximum} if answer.queue else None,
+        "queue": fields(answer.queue, "mean", max="maximum") if answer.queue else None,
         "goodput": asdict(answer.goodput) if answer.goodput else None,
         "trace": str(trace) if trace else None,
         "chrome_trace": str(chrome_path(trace)) if trace else None,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rlhfsim.present import plan_words
 from rlhfsim.present.answers import odds as odds_view
 from rlhfsim.present.answers.choices import plan_dict
-from rlhfsim.present.answers.kinds import COUNT, DASH, NUMBER, PROBABILITY, SECONDS, kind_of
 from rlhfsim.present.answers.plan_blocks import targets
 from rlhfsim.present.answers.roles import roles
 from rlhfsim.present.answers.tree import (
+    GPUS,
+    STEP_TIME,
     Column,
     Listing,
     Page,
@@ -26,7 +26,7 @@ from rlhfsim.present.answers.tree import (
     section,
     table_of,
 )
-from rlhfsim.present.tables import fields
+from rlhfsim.present.tables import COUNT, DASH, NUMBER, PROBABILITY, SECONDS, each, kind_of
 from rlhfsim.present.words import layout_labels, percent
 from rlhfsim.search.explain import kind
 from rlhfsim.search.requirements import Requirement
@@ -64,12 +64,12 @@ def size_page(found: Sizing, targets: Sequence[Requirement], confidence: float) 
 def _sections(found: Sizing) -> Iterator[PageSection]:
     best, plan = found.best, found.best.plan if found.best else None
     if plan is not None:
-        yield section("targets", "targets", replace(targets(plan), look="ruled"))
+        yield section("targets", "targets", targets(plan)._replace(look="ruled"))
     tried = _trials(found.trials, style=lambda trial: "bold green" if trial is best else "")
-    yield section("tried", "what was tried", tried, Listing(items=tuple(_notes(found))))
+    yield section("tried", "what was tried", tried, Listing(tuple(_notes(found))))
     if plan is not None:
         rows = plan_words.verdict(plan) | odds_view.told(plan)
-        about = Listing(items=(plan_words.task(plan), plan_words.batch(plan)))
+        about = Listing((plan_words.task(plan), plan_words.batch(plan)))
         yield section(
             "plan", "the plan", about, pairs("", rows.items()), roles(plan, decoded=False, look="ruled")
         )
@@ -80,22 +80,27 @@ def _trials(trials: Sequence[Trial], *more: Column, **named: Any) -> TypedTable:
         "what was tried",
         trials,
         Column("GPU", "gpu"),
-        Column("GPUs", "gpus", COUNT),
-        Column("step", lambda t: t.plan and t.plan.prediction.step_s, SECONDS, "step_s"),
+        GPUS,
+        STEP_TIME,
         Column("more than", _beyond, SECONDS, spare=1),
-        Column("USD/step", lambda t: t.plan and t.plan.prediction.usd_per_step, NUMBER, "usd_per_step"),
+        Column("USD/step", "plan.prediction.usd_per_step", NUMBER),
         Column("plan", lambda t: t.plan and kind(t.plan), DASH),
         *hidden("outcome", "floor_s"),
         Column(None, lambda t: t.limit_s if math.isfinite(t.limit_s) else None, key="limit_s"),
         Column(None, lambda t: odds_view.odds_dict(t.odds), key="odds"),
-        *(more or (Column("likely", _together, PROBABILITY), Column("", lambda t: MEANINGS[t.outcome]))),
+        *(
+            more
+            or (
+                Column(
+                    "likely",
+                    lambda t: t.odds.together if t.odds and any(v.drawn for v in t.odds.verdicts) else None,
+                    PROBABILITY,
+                ),
+                Column("", lambda t: MEANINGS[t.outcome]),
+            )
+        ),
         **{"name": "tried", **named},
     )
-
-
-def _together(trial: Trial) -> float | None:
-    """Probability that it fits and meets all targets in one."""
-    return trial.odds.together if trial.odds and any(v.drawn for v in trial.odds.verdicts) else None
 
 
 def _beyond(trial: Trial) -> float | None:
@@ -150,10 +155,7 @@ def _data(found: Sizing, targets: Sequence[Requirement], confidence: float) -> d
         "confidence": confidence,
         "larger": _trials([found.larger]).records[0] if found.larger else None,
         "per_gpu": _records(*found.per_gpu),
-        "break_even": [
-            {**fields(e, "gpu", "gpus"), "usd_per_gpu_hour": e.usd_per_hour, "now": e.now}
-            for e in found.break_even
-        ],
+        "break_even": each(found.break_even, "gpu", "gpus", usd_per_gpu_hour="usd_per_hour", now="now"),
     }
 
 

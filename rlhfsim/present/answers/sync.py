@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rlhfsim.kernels.wan import wan_rate
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.tree import Column, Page, answer, hidden, table_of
+from rlhfsim.present.regions import link_words, reached
+from rlhfsim.present.tables import (
     BYTES,
     DECIMAL_ENDS,
     DECIMALS,
@@ -17,11 +19,10 @@ from rlhfsim.present.answers.kinds import (
     RATE,
     SECONDS,
     YES,
+    Fit,
     ValueKind,
+    fields,
 )
-from rlhfsim.present.answers.tree import Column, Page, answer, hidden, table_of
-from rlhfsim.present.regions import link_words, reached
-from rlhfsim.present.tables import Fit
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.weight_sync.endpoints import Route
@@ -54,8 +55,8 @@ def sync_page(
         *hidden("why_not"),
         Column("takes", "cost.seconds", SECONDS),
         Column("P10-P90", lambda c: (*c.cost.interval, "s"), QUANTITIES),
-        Column(None, lambda c: c.cost.interval[0], key="low"),
-        Column(None, lambda c: c.cost.interval[1], key="high"),
+        Column(None, "cost.interval.0", key="low"),
+        Column(None, "cost.interval.1", key="high"),
         Column("rate", lambda c: c.bytes_per_s if c.cost.seconds else None, RATE),
         *hidden("bytes_per_s", "bytes_moved"),
         Column("trainer", "extra_train_bytes", BYTES),
@@ -76,7 +77,11 @@ def sync_page(
         "Conditions",
         costs,
         Column("path", "title", fit=Fit("words", ratio=24)),
-        Column("works only when", _conditions, fit=Fit("words", ratio=26)),
+        Column(
+            "works only when",
+            lambda c: c.limits + (f"\nnot here: {c.why_not}" if c.why_not else ""),
+            fit=Fit("words", ratio=26),
+        ),
         Column("overlaps with", "overlaps_with", fit=Fit("words", ratio=22)),
         Column("rests on", lambda c: c.cost.rests_on[:_HEAVIEST], LIST, fit=Fit("words", ratio=26)),
         style=_style,
@@ -94,8 +99,7 @@ def sync_page(
             "to": route.rollout.label,
             "gpu": profile.name,
             "gpus_per_node": gpus_per_node,
-            "backend": route.backend,
-            "same_pool": route.same_pool,
+            **fields(route, "backend", "same_pool"),
             "wan": None if link is None else asdict(link) | {"reached": wan_rate(link, route.target).value},
         },
     )
@@ -108,11 +112,11 @@ def run_page(model: str, repeats: int, paths: Sequence[Any], titles: Mapping[str
         paths,
         *hidden("path", "bytes", "first_s", "median_s", "low_s", "high_s", "logprob_gap"),
         Column("path", lambda p: titles[p.path], NAME),
-        Column("moved", lambda p: p.bytes, BYTES),
-        Column("first s", lambda p: p.first_s, DECIMALS[3]),
-        Column("median s", lambda p: p.median_s, DECIMALS[3]),
+        Column("moved", "bytes", BYTES),
+        Column("first s", "first_s", DECIMALS[3]),
+        Column("median s", "median_s", DECIMALS[3]),
         Column("range s", lambda p: (p.low_s, p.high_s), DECIMAL_ENDS[3]),
-        Column("|dlogp| after", lambda p: p.logprob_gap, ValueKind("{:.1e}".format)),
+        Column("|dlogp| after", "logprob_gap", ValueKind("{:.1e}".format)),
         name="paths",
         notes=(
             "seconds at the sending end: gather, transfer and load; checksums of both ends were equal; "
@@ -124,7 +128,3 @@ def run_page(model: str, repeats: int, paths: Sequence[Any], titles: Mapping[str
 
 def _style(cost: SyncCost) -> str:
     return "" if cost.available else "dim"
-
-
-def _conditions(cost: SyncCost) -> str:
-    return cost.limits + (f"\nnot here: {cost.why_not}" if cost.why_not else "")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, DURATION, NUMBER, PROBABILITY, SECONDS
 from rlhfsim.present.answers.tree import (
+    STEP_TIME,
     Column,
     Figure,
     Page,
@@ -17,6 +17,7 @@ from rlhfsim.present.answers.tree import (
     table_of,
 )
 from rlhfsim.present.html import plots, theme
+from rlhfsim.present.tables import COUNT, DURATION, NUMBER, PROBABILITY
 from rlhfsim.units import likely
 from rlhfsim.what_if.time_to_reward import SEEN_AGE, SURE, Reached, TimeToReward
 
@@ -79,7 +80,7 @@ def schedules(answer: TimeToReward) -> TypedTable:
         Column("schedule"),
         Column("prompts", "plan.workload.prompts", COUNT),
         Column("plan", lambda one: words.plan_text(one.plan)),
-        Column("step", "plan.prediction.step_s", SECONDS),
+        STEP_TIME,
         Column("mean age", "age", NUMBER),
         Column("P10", lambda one: one.quantile(0.1), DURATION, key="low_s"),
         Column("time", lambda one: one.quantile(0.5), DURATION, key="seconds"),
@@ -92,8 +93,8 @@ def schedules(answer: TimeToReward) -> TypedTable:
 def hours_figure(answer: TimeToReward) -> Figure:
     """Hours of every schedule, P10 to P90."""
     return Figure(
-        key="hours",
-        title="Hours until the reward is reached",
+        "hours",
+        "Hours until the reward is reached",
         alt="Hours of every schedule with their range",
         how="A point is the median, its line P10 to P90. Part of what is drawn moves all of them together.",
         plot=plots.spec(
@@ -106,7 +107,7 @@ def hours_figure(answer: TimeToReward) -> Figure:
 
 def _point(row: int, one: Reached) -> plots.Trace:
     low, middle, high = (one.quantile(q) / HOUR for q in (0.1, 0.5, 0.9))
-    bars = plots.whiskers([high - middle], [middle - low], theme.colour("blue"))
+    bars = plots.whiskers([high - middle], [middle - low], "blue")
     return plots.points(f"{row}: {one.schedule}", [row], [middle], error_y=bars)
 
 

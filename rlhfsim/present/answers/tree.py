@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from rlhfsim.present.answers.kinds import TEXT, ValueKind
-from rlhfsim.present.tables import Fit
+from rlhfsim.present.tables import COUNT, SECONDS, TEXT, Fit, ValueKind, at, each
 from rlhfsim.provenance import installed_version
 
 SIGNS = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
@@ -19,8 +17,7 @@ Data = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 Mark = Literal["good", "warn", "bad", "plain", "strong", "aside", "key"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleLane:
+class RoleLane(NamedTuple):
     """One role on the GPUs of a node: pieces of `span` GPUs from `start` on, each with a label."""
 
     role: str
@@ -30,8 +27,7 @@ class RoleLane:
     pieces: tuple[tuple[int, int, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EqualNodes:
+class EqualNodes(NamedTuple):
     """Nodes in a row that look the same."""
 
     title: str
@@ -62,16 +58,19 @@ class Column(NamedTuple):
     """Its fit there; None: the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypedTable:
+GPUS, STEP_TIME = Column("GPUs", "gpus", COUNT), Column("step", "plan.prediction.step_s", SECONDS)
+"""Columns that many answers have."""
+
+
+class TypedTable(NamedTuple):
     """Values under typed columns; walkers give them units and digits."""
 
-    name: str = ""
-    """Key of its rows in JSON; empty: JSON has them elsewhere or not at all."""
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Any, ...], ...]
     """A value a column; None: unknown."""
+    name: str = ""
+    """Key of its rows in JSON; empty: JSON has them elsewhere or not at all."""
     styles: tuple[str, ...] = ()
     """Styles of the rows in a terminal."""
     notes: tuple[str, ...] = ()
@@ -107,7 +106,7 @@ def _value(item: Any, column: Column) -> Any:
         return of(item)
     if isinstance(of, int) or isinstance(item, Mapping):
         return item[of]
-    return attrgetter(str(of))(item)
+    return at(item, str(of))
 
 
 def table_of(
@@ -140,8 +139,7 @@ def hidden(*names: str) -> tuple[Column, ...]:
     return tuple(Column(None, name) for name in names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(NamedTuple):
     """One finding with the picture that shows it, in words and as a table too."""
 
     key: str
@@ -152,22 +150,21 @@ class Figure:
     """What the picture shows, for those who do not see it."""
     how: str
     """How to read it."""
+    table: TypedTable
     plot: Mapping[str, Any] | None = None
     """Plotly's data and layout; colours are variables of the theme."""
     nodes: tuple[EqualNodes, ...] = ()
     """Instead of a plot: a picture of nodes."""
-    table: TypedTable
     zoom: bool = False
     """Whether buttons zoom and move along x."""
     kind: Literal["figure"] = "figure"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class Listing(NamedTuple):
     """Sentences, one under the other."""
 
-    title: str = ""
     items: tuple[str, ...]
+    title: str = ""
     mark: Mark = "plain"
     kind: Literal["listing"] = "listing"
 
@@ -204,8 +201,7 @@ class Legend(NamedTuple):
     kind: Literal["legend"] = "legend"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
+class Code(NamedTuple):
     """Text to copy."""
 
     title: str
@@ -213,8 +209,7 @@ class Code:
     kind: Literal["code"] = "code"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class Changed(NamedTuple):
     """What differs from a base, in lines that begin with a sign."""
 
     title: str
@@ -223,8 +218,7 @@ class Changed:
     kind: Literal["changed"] = "changed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointFilter:
+class PointFilter(NamedTuple):
     """Something that points can be chosen by."""
 
     label: str
@@ -235,8 +229,7 @@ class PointFilter:
     """The value that is chosen at first; None: any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explorer:
+class Explorer(NamedTuple):
     """Many points that a reader filters: a map of two inputs, and time against money."""
 
     key: str
@@ -258,9 +251,7 @@ class Explorer:
     def data(self) -> dict[str, Any]:
         """What the page reads."""
         return {
-            "filters": [
-                {"label": a.label, "values": a.values, "at": a.at, "chosen": a.chosen} for a in self.filters
-            ],
+            "filters": each(self.filters, "label", "values", "at", "chosen"),
             "seconds": self.seconds,
             "money": self.money,
             "time": self.time_title,
@@ -271,14 +262,13 @@ class Explorer:
 Block = Figure | TypedTable | Note | FactList | Legend | Listing | Code | Changed | Explorer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageSection:
+class PageSection(NamedTuple):
     """One question and what answers it."""
 
     key: str
     heading: str
-    lead: str = ""
     blocks: tuple[Block, ...]
+    lead: str = ""
     appendix: bool = False
     """For those who check: it stands behind everything else."""
     asked: bool = False
@@ -287,8 +277,7 @@ class PageSection:
     """A terminal shows its blocks further to the right."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
+class Tile(NamedTuple):
     """A figure of the verdict."""
 
     label: str
@@ -333,7 +322,7 @@ class Page:
 
 def facts(rows: Mapping[str, str]) -> tuple[Tile, ...]:
     """Labels and texts."""
-    return tuple(Tile(label=label, value="", detail=text) for label, text in rows.items())
+    return tuple(Tile(label, "", text) for label, text in rows.items())
 
 
 def section(key: str, heading: str, *blocks: Block | None, **more: Any) -> PageSection:

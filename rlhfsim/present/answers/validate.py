@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.outputs import csv_cell
-from rlhfsim.present.answers.kinds import COUNT, FINE_CHANGE, FINE_SHARE, NUMBER, TEXT, ValueKind
 from rlhfsim.present.answers.tree import Column, Listing, Page, TypedTable, answer, table_of
-from rlhfsim.present.tables import WORDS
+from rlhfsim.present.tables import COUNT, FINE_CHANGE, FINE_SHARE, NUMBER, TEXT, WORDS, ValueKind
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.scoreboard import REFERENCE
 
@@ -33,7 +32,7 @@ def page(board: Mapping[str, Any]) -> Page:
     targets = [target_cells(target) for target in board.get("targets", ())]
     notes = (f"{kind}: {note}" for kind, figures in board["kinds"].items() for note in _notes(figures))
     shown = _table(("kind", "figure", "target", "reached", ""), targets) if targets else None
-    return answer("", _table(KIND_COLUMNS, kinds), shown, Listing(items=tuple(notes)), data=board)
+    return answer("", _table(KIND_COLUMNS, kinds), shown, Listing(tuple(notes)), data=board)
 
 
 def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> TypedTable:

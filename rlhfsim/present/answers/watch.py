@@ -10,9 +10,9 @@ from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.watching.causes import MEASURES, Cause, Condition
 from rlhfsim.calibration.watching.standing import Standing
 from rlhfsim.calibration.watching.trend import Trend
-from rlhfsim.present.answers.kinds import COUNT, RATIO, TENTHS
 from rlhfsim.present.answers.tree import Column, Page, TypedTable, answer, facts, table_of
 from rlhfsim.present.figures.run import SECONDS_OF_PHASES
+from rlhfsim.present.tables import COUNT, RATIO, TENTHS, fields
 from rlhfsim.present.words import percent, plural, short_seconds, size
 from rlhfsim.what_if.watch import Event, Judgement, Notice
 
@@ -38,15 +38,13 @@ def page(event: Event) -> Page:
         rows["memory"] = f"not logged; risk of running out {percent(found.oom_risk)} by {_source(event)}"
     if found.response is not None:
         rows["lengths"] = _lengths(found)
-    baseline = event.baseline.said_by if event.baseline else None
     return answer(
         "",
         _phases(found) if found.phases else None,
         tiles=facts(rows),
         data={
             "event": "judged",
-            "framework": event.framework.name,
-            "compared_with": baseline,
+            **fields(event, framework="framework.name", compared_with="baseline.said_by"),
             **asdict(found),
             "measures": {n: value for n, (_, of) in MEASURES.items() if (value := of(found)) is not None},
         },

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, NUMBER
 from rlhfsim.present.answers.tree import (
     Block,
     Changed,
@@ -17,16 +16,16 @@ from rlhfsim.present.answers.tree import (
     Page,
     PageSection,
     Tile,
-    TypedTable,
     pairs,
     section,
     table_of,
 )
-from rlhfsim.present.changes import asked_leaf, leaf_text, mark_of, value_text
+from rlhfsim.present.changes import asked_leaf, changed_line, figure_line
 from rlhfsim.present.figures import crossing as figures_crossing
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures import whatif as figures_whatif
 from rlhfsim.present.input_names import input_name
+from rlhfsim.present.tables import COUNT, NUMBER
 from rlhfsim.what_if.scenarios.against_base import asked, chosen, comes_out
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf
 
@@ -69,8 +68,7 @@ def _sure(result: WhatIf) -> Iterator[str]:
         p = base.plan.prediction
         yield (
             f"8 in 10 that a step of the base takes between {words.seconds(p.low_s)} and "
-            f"{words.seconds(p.high_s)}; "
-            "points on the same GPUs share most of that doubt."
+            f"{words.seconds(p.high_s)}; points on the same GPUs share most of that doubt."
         )
     gaps = [p.name for p in result.everything if p.gap > 0]
     yield (
@@ -91,24 +89,20 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
         return
     same = [p for p in known if not p.other_work] or known[:1]
     fastest = min(same, key=lambda p: p.seconds or 0.0)
-    yield (
-        Tile(
-            label="As it is",
-            value=words.seconds(result.base.seconds),
-            detail=f"a {result.per}, {COUNT.shown(result.base.gpus)} GPUs",
-        )
-        if result.base.seconds is not None
-        else Tile(label="As it is", value="does not fit", detail="", mark="bad")
-    )
-    yield Tile(label="Fastest", value=words.seconds(fastest.seconds or 0.0), detail=fastest.name)
+    if (seconds := result.base.seconds) is None:
+        yield Tile("As it is", "does not fit", mark="bad")
+    else:
+        each = f"a {result.per}, {COUNT.shown(result.base.gpus)} GPUs"
+        yield Tile("As it is", words.seconds(seconds), each)
+    yield Tile("Fastest", words.seconds(fastest.seconds or 0.0), fastest.name)
     priced = [p for p in same if p.usd is not None]
     if priced:
         cheapest = min(priced, key=lambda p: p.usd or 0.0)
-        yield Tile(label="Cheapest", value=words.money(cheapest.usd or 0.0), detail=cheapest.name)
+        yield Tile("Cheapest", words.money(cheapest.usd or 0.0), cheapest.name)
     missing = [p.name for p in result.everything if p.plan is None]
     yield Tile(
-        label="Points that fit",
-        value=f"{len(known)} of {len(result.everything)}",
+        "Points that fit",
+        f"{len(known)} of {len(result.everything)}",
         detail=(words.listed(missing) and f"not: {words.listed(missing)}") or "all of them",
         mark=mark(result),
     )
@@ -117,25 +111,26 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
 def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
     points = figures_whatif.points(result)
     yield section("points", "Time against money", figures_whatif.pareto(result, points), points)
-    yield section("layouts", "What is chosen at each point", layouts_table(result), asked=True)
+    columns = (Column(title, i) for i, title in enumerate(LAYOUTS))
+    layouts = table_of("Layouts", map(_layouts, result.everything), *columns)
+    yield section("layouts", "What is chosen at each point", layouts, asked=True)
     if result.tornado:
-        tornado = figures_whatif.tornado(result) or (Listing(title="No input can be drawn", items=()),)
+        tornado = figures_whatif.tornado(result) or (Listing((), "No input can be drawn"),)
         yield section("tornado", "What moves the answer", *tornado, asked=True)
     if result.break_evens:
         crossings = (figures_crossing.break_even(i, b) for i, b in enumerate(result.break_evens))
-        outcomes = Listing(items=tuple(f"{b.question} {b.outcome}" for b in result.break_evens))
+        outcomes = Listing(tuple(f"{b.question} {b.outcome}" for b in result.break_evens))
         yield section("break-evens", "Break-evens", outcomes, *crossings)
     yield section(
         "changes",
         "What changes in each plan",
         *(_changed(result.base, p) for p in result.points),
-        lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign "
-        "are what"
-        " the scenario sets.",
+        lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign are "
+        "what the scenario sets.",
         asked=True,
     )
     notes = tuple(words.capital(note) for note in _notes(result))
-    yield section("notes", "Notes", Listing(items=notes), asked=True)
+    yield section("notes", "Notes", Listing(notes), asked=True)
     if file:
         yield section(
             "calibration", "How right such predictions were", figures_trust.scatter(), appendix=True
@@ -143,14 +138,8 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
         yield section("reproduce", "Reproduce", *_again(result, file), appendix=True)
 
 
-def layouts_table(result: WhatIf) -> TypedTable:
-    """One row a point: what is chosen."""
-    return table_of(
-        "Layouts", map(_layouts, result.everything), *(Column(t, i) for i, t in enumerate(LAYOUTS))
-    )
-
-
 def _layouts(point: PointResult) -> tuple[str, ...]:
+    """What is chosen at a point, in the order of `LAYOUTS`."""
     if point.plan is None:
         return point.name, point.shortage or "nothing fits", "", "", ""
     p = point.plan.placement
@@ -173,7 +162,7 @@ def _notes(result: WhatIf) -> Iterator[str]:
 def _again(result: WhatIf, file: str) -> Iterator[Block]:
     p = result.provenance
     name = PurePath(p.scenario).name
-    yield Code(title="Commands", text=f"rlhfsim whatif {name} --out {file}\nrlhfsim report {file}")
+    yield Code("Commands", f"rlhfsim whatif {name} --out {file}\nrlhfsim report {file}")
     rows = [
         ("rlhfsim", p.rlhfsim_version),
         ("model (code and tables)", p.model_hash),
@@ -182,7 +171,7 @@ def _again(result: WhatIf, file: str) -> Iterator[Block]:
     ]
     yield pairs("Versions and hashes: equal ones give the same numbers", rows)
     if p.text:
-        yield Code(title=f"The scenario, {name}", text=p.text)
+        yield Code(f"The scenario, {name}", p.text)
 
 
 # --- what changes -----------------------------------------------------------------------------------
@@ -199,11 +188,7 @@ def _changed(base: PointResult, point: PointResult) -> Changed:
     elif base.plan is None:
         lines.append(("!", "fits, which the base does not"))
     else:
-        for c in chosen(base.plan, point.plan):
-            text = f"{input_name(c.path)}: {leaf_text(c.before)} -> {leaf_text(c.after)}"
-            lines.append((mark_of(c), text))
-        for moved in comes_out(base, point):
-            by = f" ({words.signed(moved.relative)})" if moved.relative is not None else ""
-            lines.append(("~", f"{moved.name}: {value_text(moved.before)} -> {value_text(moved.after)}{by}"))
+        lines += map(changed_line, chosen(base.plan, point.plan))
+        lines += (("~", figure_line(moved, moved.name)) for moved in comes_out(base, point))
     other = f" (other work: {words.work_parts(point.other_work)})" if point.other_work else ""
-    return Changed(title=f"{point.name}{other}", lines=tuple(lines))
+    return Changed(f"{point.name}{other}", tuple(lines))

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import COUNT, DIFFERENCE, FIGURE, SHARE
-from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
+from rlhfsim.present.answers.tree import GPUS, Column, Figure, TypedTable, table_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import compact, rounded
+from rlhfsim.present.tables import DIFFERENCE, FIGURE, SHARE, compact, rounded
 from rlhfsim.search.explain import own_kind, shares
 from rlhfsim.units import HOUR, format
 from rlhfsim.what_if.sizing import Sizes
@@ -53,8 +52,8 @@ def pareto(plan: Plan, sizes: Sizes) -> Figure:
     )
     data = [_sizes(plan, sizes), *_rivals(plan, rivals), _chosen(plan)]
     return Figure(
-        key="pareto",
-        title=findings.sizes(own, points, unit) if points else _alone(plan, rivals),
+        "pareto",
+        findings.sizes(own, points, unit) if points else _alone(plan, rivals),
         alt=f"Points of step time and {axis}: the chosen plan at {own[1]:.4g} s and {own[2]:.3g}"
         + "".join(f"; {g} GPUs at {t:.4g} s and {c:.3g}" for g, t, c in points),
         how="Down and to the left is better. The star is the chosen plan; circles are the best plans of other"
@@ -103,8 +102,8 @@ def _sizes(plan: Plan, sizes: Sizes) -> plots.Trace:
         text=["" if p is plan else f"{words.gpus(p):,} GPUs" for p in plans],
         textposition=[_beside(i, len(plans)) for i in range(len(plans))],
         cliponaxis=False,
-        line={"color": theme.colour("grey"), "dash": "dot", "width": 1.5},
-        marker={"color": theme.colour("blue"), "size": 12, "symbol": "circle"},
+        line={"color": "grey", "dash": "dot", "width": 1.5},
+        marker={"color": "blue", "size": 12, "symbol": "circle"},
         hovertext=[f"<b>{words.gpus(p):,} GPUs</b>, {plots.text(own_kind(p))}{_hover(p)}" for p in plans],
         hoverinfo="text",
     )
@@ -132,11 +131,7 @@ def _rivals(plan: Plan, rivals: tuple[RunnerUp, ...]) -> list[plots.Trace]:
             r.label,
             [r.step_s],
             [_cost(plan, r)],
-            marker={
-                "color": theme.colour(theme.KINDS[i % len(theme.KINDS)]),
-                "size": 11,
-                "symbol": theme.SYMBOLS[i % len(theme.SYMBOLS)],
-            },
+            marker={**theme.nth(i), "size": 11},
             hovertext=[
                 f"<b>{plots.text(r.label)}</b><br>actor {plots.text(r.actor)}"
                 f"<br>rollout {plots.text(r.rollout or '-')}<br>{r.step_s:.4g} s"
@@ -160,12 +155,7 @@ def _chosen(plan: Plan) -> plots.Trace:
         text=[f"chosen, {words.gpus(plan):,} GPUs"],
         textposition="bottom center",
         cliponaxis=False,
-        marker={
-            "color": theme.colour("red"),
-            "size": 19,
-            "symbol": "star",
-            "line": {"color": theme.colour("text"), "width": 1},
-        },
+        marker={"color": "red", "size": 19, "symbol": "star", "line": {"color": "text", "width": 1}},
         hovertext=[f"<b>chosen: {plots.text(own_kind(plan))}</b>, {words.gpus(plan):,} GPUs{_hover(plan)}"],
         hoverinfo="text",
     )
@@ -205,7 +195,7 @@ def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TypedTable:
         "Candidates",
         [of("chosen", plan), *rivals, *(of("other size", p) for p in sizes.found)],
         Column("", "what"),
-        Column("GPUs", "gpus", COUNT),
+        GPUS,
         Column("kind"),
         Column("actor"),
         Column("rollout"),
@@ -213,7 +203,7 @@ def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TypedTable:
         Column("P10 (s)", "prediction.low_s", FIGURE),
         Column("P90 (s)", "prediction.high_s", FIGURE),
         Column(axis, "cost", FIGURE),
-        Column("memory", lambda c: c.prediction.peak_memory_bytes / c.prediction.capacity_bytes, SHARE),
+        Column("memory", lambda c: words.full(c.prediction), SHARE),
         Column("risk of running out", "prediction.probability_out_of_memory", SHARE),
     )
 
@@ -238,8 +228,8 @@ def rival(plan: Plan, choice: Choice) -> Figure | None:
     ]
     layout = plots.rows(names, "seconds of the step", each=32, margin=110, barmode="group")
     return Figure(
-        key="rival",
-        title=findings.rival(other.label, other.step_s - step, step, more),
+        "rival",
+        findings.rival(other.label, other.step_s - step, step, more),
         alt="Pairs of bars, one a call: "
         + "; ".join(f"{n} {a:.3g} s against {b:.3g} s" for n, a, b, _ in rows),
         how="The step of both plans by call, the largest differences first; over all calls they add up to "
@@ -280,8 +270,8 @@ def break_evens(choice: Choice) -> Figure | None:
     )
     nearest = ranked[0]
     return Figure(
-        key="break_evens",
-        title=findings.break_evens(nearest.change, nearest.factor, nearest.winner),
+        "break_evens",
+        findings.break_evens(nearest.change, nearest.factor, nearest.winner),
         alt="; ".join(sentence(b, choice) for b in ranked),
         how="A diamond is a value at which another kind of plan is the best; the further from today's"
         " line, the safer the choice. One change at a time, both kinds designed anew there.",
@@ -315,7 +305,7 @@ def _diamonds(ranked: list[BreakEven], choice: Choice) -> plots.Trace:
         "mode": "markers",
         "y": [plots.text(_direction(b)) for b in ranked],
         "x": compact([b.factor for b in ranked]),
-        "marker": {"size": 14, "symbol": "diamond", "color": theme.colour("blue")},
+        "marker": {"size": 14, "symbol": "diamond", "color": "blue"},
         "hovertext": [plots.text(sentence(b, choice)) for b in ranked],
         "hoverinfo": "text",
         "error_x": plots.whiskers(

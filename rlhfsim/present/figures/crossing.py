@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import ValueKind, kind_of
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import compact, rounded
+from rlhfsim.present.tables import ValueKind, compact, kind_of, rounded
 from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.result import PointBreakEven
 
@@ -43,11 +42,10 @@ def break_even(i: int, even: PointBreakEven) -> Figure:
         _curve(even, "held against", [t.b for t in even.curve], "orange", "dash", "square"),
     ]
     return Figure(
-        key=f"break-even-{i}",
-        title=words.capital(even.outcome),
+        f"break-even-{i}",
+        words.capital(even.outcome),
         alt=f"Two curves over {input_name(even.path)}, from {format(even.low, even.unit)} to "
-        f"{format(even.high, even.unit)}: "
-        f"{even.outcome}",
+        f"{format(even.high, even.unit)}: {even.outcome}",
         how=f"{even.question} Both sides are designed anew at every mark; a vertical line is where they "
         "cross.",
         plot=plots.spec(data, layout),
@@ -70,7 +68,7 @@ def _curve(
         xs,
         ys,
         mode="lines+markers",
-        line={"color": theme.colour(colour), "dash": dash},
+        line={"color": colour, "dash": dash},
         marker={"symbol": symbol, "size": 9},
         connectgaps=False,
         hovertext=[f"{format(x, even.unit)}: {_kind(even).shown(y)}" for x, y in zip(xs, ys, strict=True)],

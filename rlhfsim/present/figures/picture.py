@@ -6,8 +6,8 @@ from itertools import groupby
 
 from rlhfsim.plan import Plan, RoleGpus
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT
 from rlhfsim.present.answers.tree import Column, EqualNodes, Figure, RoleLane, TypedTable, table_of
+from rlhfsim.present.tables import COUNT
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.roles import BY_NAME
@@ -17,8 +17,8 @@ def picture(plan: Plan) -> Figure:
     """Nodes, GPUs and roles."""
     groups = node_groups(plan)
     return Figure(
-        key="nodes",
-        title=_title(plan),
+        "nodes",
+        _title(plan),
         nodes=groups,
         table=role_table(plan),
         alt="Nodes with a row for each role: "
@@ -47,7 +47,10 @@ def node_groups(plan: Plan) -> tuple[EqualNodes, ...]:
 
 
 def _node_groups(plan: Plan, *, staged: bool) -> tuple[EqualNodes, ...]:
-    nodes = [(node, gpus, _lanes(plan, node, staged=staged)) for node, gpus in enumerate(_sizes(plan))]
+    nodes = [
+        (node, gpus, tuple(filter(None, (_lane(plan, role, node, staged=staged) for role in plan.gpu_map))))
+        for node, gpus in enumerate(_sizes(plan))
+    ]
     groups = []
     for (gpus, lanes), run in groupby(nodes, key=lambda item: item[1:]):
         first, *_, last = [node for node, *_ in run] * 2
@@ -66,11 +69,6 @@ def _sizes(plan: Plan) -> list[int]:
         for h in plan.hardware
         for start in range(0, h.gpus, h.gpus_per_node)
     ]
-
-
-def _lanes(plan: Plan, node: int, *, staged: bool) -> tuple[RoleLane, ...]:
-    lanes = (_lane(plan, role, node, staged=staged) for role in plan.gpu_map)
-    return tuple(lane for lane in lanes if lane is not None)
 
 
 def _lane(plan: Plan, at: RoleGpus, node: int, *, staged: bool) -> RoleLane | None:
@@ -123,8 +121,8 @@ def role_table(plan: Plan) -> TypedTable:
         Column("role", lambda item: f"{item[0]} ({BY_NAME[item[0]].does})"),
         Column("model", lambda item: models["actor" if item[0] == "rollout" else item[0]].name),
         Column("GPUs", lambda item: pool(item[1].pool).gpus, COUNT),
-        Column("pool", lambda item: item[1].pool),
-        Column("layout", lambda item: item[1].layout.label),
+        Column("pool", "1.pool"),
+        Column("layout", "1.layout.label"),
         Column("in words", lambda item: meaning(item[1])),
         Column("between its calls", lambda item: between(item[1])),
     )

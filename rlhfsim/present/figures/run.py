@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhfsim.calibration.comparison.phases import Comparison, PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.observation import step_windows
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import COUNT, ENDS, FIGURE, NUMBER, RATIO
 from rlhfsim.present.answers.tree import Column, Figure, table_of
-from rlhfsim.present.figures.time import role_of
-from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added, compact, rounded
+from rlhfsim.present.figures.iteration import role_of
+from rlhfsim.present.html import plots
+from rlhfsim.present.tables import COUNT, ENDS, FIGURE, NUMBER, RATIO, added, compact, rounded
 from rlhfsim.trace import WAIT
 
 LABELLED = 0.08
@@ -35,8 +33,7 @@ SECONDS_OF_PHASES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedCall:
+class TimedCall(NamedTuple):
     """A call on the time axis, predicted or measured."""
 
     side: str
@@ -99,8 +96,8 @@ def timeline(answer: SideBySide) -> Figure:
         dragmode="pan",
     )
     return Figure(
-        key="timeline",
-        title=findings.sides(_totals(by_side["predicted"]), _totals(by_side["measured"])),
+        "timeline",
+        findings.sides(_totals(by_side["predicted"]), _totals(by_side["measured"])),
         alt="Bars on a time axis, a predicted and a measured row for each role, from 0 to "
         + words.seconds(end),
         how="The predicted step above the measured step that is nearest to the median. Gaps between measured"
@@ -141,7 +138,7 @@ def _bars(side: str, calls: Sequence[TimedCall], end: float) -> plots.Trace:
         base=compact([c.start_s for c in calls]),
         text=[label(c) for c in calls],
         textposition="inside",
-        textfont={"color": theme.colour("bg"), "size": 12},
+        textfont={"color": "bg", "size": 12},
         constraintext="inside",
         textangle=0,
         hoverinfo="text",
@@ -182,8 +179,8 @@ def phases(answer: SideBySide) -> Figure | None:
     least = SMALL * (step.predicted_s or 0.0)
     long = [r for r in rows if max(r.predicted_s or 0.0, r.measured_s or 0.0) > least]
     return Figure(
-        key="phases",
-        title=findings.phases({r.name: r.ratio for r in long if r.ratio}),
+        "phases",
+        findings.phases({r.name: r.ratio for r in long if r.ratio}),
         alt="Pairs of bars, one a phase: "
         + "; ".join(
             f"{n} {r.predicted_s:.3g} s predicted, {r.measured_s:.3g} s measured"

@@ -9,11 +9,10 @@ from rlhfsim.calibration.comparison.gap import CAUSES, Gap
 from rlhfsim.calibration.comparison.memory import PhaseMemory
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import AMOUNTS, COUNT, DIFFERENCE, ENDS, FIGURE, RATIO
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.figures.run import MEASURED, PREDICTED
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import compact, rounded
+from rlhfsim.present.tables import AMOUNTS, COUNT, DIFFERENCE, ENDS, FIGURE, RATIO, compact, rounded
 from rlhfsim.units import GB
 
 TINY = 5e-4
@@ -25,16 +24,16 @@ def gap(gap: Gap) -> Figure:
     causes = [c for c in CAUSES if rounded(gap.parts[c])]
     parts = [(words.CAUSES[c].label, gap.parts[c]) for c in causes]
     rows = [("predicted", gap.predicted_s), *parts, ("measured", gap.measured_s)]
-    ends = rows[0], rows[-1]
+    ends, meanings = (rows[0], rows[-1]), {c.label: c.meaning for c in words.CAUSES.values()}
     bridge = {
         "type": "waterfall",
         "x": [name for name, _ in rows],
         "y": compact([seconds for _, seconds in rows]),
         "measure": ["absolute", *["relative"] * len(causes), "total"],
-        "connector": {"line": {"color": theme.colour("grey"), "width": 1}},
-        "increasing": {"marker": {"color": theme.colour("red")}},
-        "decreasing": {"marker": {"color": theme.colour("green")}},
-        "totals": {"marker": {"color": theme.colour("blue")}},
+        "connector": {"line": {"color": "grey", "width": 1}},
+        "increasing": {"marker": {"color": "red"}},
+        "decreasing": {"marker": {"color": "green"}},
+        "totals": {"marker": {"color": "blue"}},
         "text": [f"{row[1]:.3g} s" if row in ends else f"{row[1]:+.2g} s" for row in rows],
         "textposition": "outside",
         "hovertemplate": "%{x}: %{text}<extra></extra>",
@@ -49,8 +48,8 @@ def gap(gap: Gap) -> Figure:
         margin={"t": 24},
     )
     return Figure(
-        key="gap",
-        title=findings.gap(gap.parts, gap.predicted_s, gap.measured_s),
+        "gap",
+        findings.gap(gap.parts, gap.predicted_s, gap.measured_s),
         alt="A bridge from the predicted to the measured step: "
         + "; ".join(f"{name} {seconds:+.2g} s" for name, seconds in rows),
         how="Up is longer than predicted, down is shorter; the pieces add up exactly. A phase's difference is"
@@ -61,15 +60,11 @@ def gap(gap: Gap) -> Figure:
             rows,
             Column("cause", 0),
             Column("seconds", 1, DIFFERENCE),
-            Column("that is", lambda row: _meaning(row[0])),
+            Column("that is", lambda row: meanings.get(row[0], "mean step")),
             style=lambda row: "bold" * (row in ends),
             notes=tuple(_notes(gap)),
         ),
     )
-
-
-def _meaning(label: str) -> str:
-    return next((cause.meaning for cause in words.CAUSES.values() if cause.label == label), "mean step")
 
 
 def _notes(gap: Gap) -> Iterator[str]:
@@ -100,13 +95,12 @@ def memory(held: Sequence[PhaseMemory]) -> Figure | None:
     layout = plots.rows(names, "GB on the fullest GPU of the pool", each=42, margin=130, barmode="group")
     _, predicted, measured, phase = max(rows, key=lambda row: row[2] / row[1] if row[1] else 0.0)
     return Figure(
-        key="memory",
-        title=f"Measured memory is {measured / predicted:.2g} times the prediction at most, in {phase}",
+        "memory",
+        f"Measured memory is {measured / predicted:.2g} times the prediction at most, in {phase}",
         alt="Pairs of bars, one a phase and pool: "
         + "; ".join(f"{n} {a:.3g} GB predicted, {b:.3g} GB measured" for n, a, b, _ in rows),
         how="The most that any GPU of the pool held while the phase ran. On a machine without GPUs the "
-        "counter"
-        " is the whole process, libraries included, of which the plan counts the model's part.",
+        "counter is the whole process, libraries included, of which the plan counts the model's part.",
         plot=plots.spec(data, layout),
         table=table_of(
             "Memory, predicted and measured",
@@ -135,19 +129,18 @@ def steps(answer: SideBySide, reward: dict[int, float]) -> Figure:
         height=360,
         x="step",
         y="seconds",
-        shapes=[_band(p.low_s, p.high_s)],
+        shapes=[_BAND | {"y0": rounded(p.low_s), "y1": rounded(p.high_s)}],
         yaxis={"rangemode": "tozero"},
         xaxis={"dtick": max(1, len(by_step) // 12)},
         **more,
     )
     rewards = "; mean reward: " + ", ".join(f"{r:.3g}" for r in reward.values()) if reward else ""
     return Figure(
-        key="steps",
-        title=findings.steps(times, list(reward.values())),
+        "steps",
+        findings.steps(times, list(reward.values())),
         alt="A line of seconds per step: " + ", ".join(f"{t:.3g}" for t in times) + rewards,
-        how="The band is the predicted P10 to P90. Steps that do not count (the first warms up) are left "
-        "out of"
-        " the line of seconds.",
+        how="The band is the predicted P10 to P90. Steps that do not count (the first warms up) are left out "
+        "of the line of seconds.",
         plot=plots.spec(_lines(by_step, p.step_s, reward), layout),
         table=table_of(
             "Every step",
@@ -168,7 +161,7 @@ def _lines(by_step: dict[int, float], predicted_s: float, reward: dict[int, floa
         "name": "predicted",
         "x": [counted[0], counted[-1]],
         "y": compact([predicted_s] * 2),
-        "line": {"color": theme.colour("blue"), "dash": "dash"},
+        "line": {"color": "blue", "dash": "dash"},
         "hoverinfo": "skip",
         "meta": "guide",
     }
@@ -187,7 +180,7 @@ def _line(name: str, by_step: dict[int, float], colour: str, dash: str | None, h
         "name": name,
         "x": list(by_step),
         "y": compact(by_step.values()),
-        "line": {"color": theme.colour(colour)} | ({"dash": dash} if dash else {}),
+        "line": {"color": colour} | ({"dash": dash} if dash else {}),
         "marker": {"size": 8},
         "hovertemplate": hover,
     }
@@ -205,16 +198,13 @@ _REWARD_AXIS: dict[str, Any] = {
 }
 
 
-def _band(low: float, high: float) -> dict[str, Any]:
-    return {
-        "type": "rect",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": rounded(low),
-        "y1": rounded(high),
-        "fillcolor": theme.colour("blue"),
-        "opacity": 0.12,
-        "line": {"width": 0},
-        "layer": "below",
-    }
+_BAND: dict[str, Any] = {
+    "type": "rect",
+    "xref": "paper",
+    "x0": 0,
+    "x1": 1,
+    "fillcolor": "blue",
+    "opacity": 0.12,
+    "line": {"width": 0},
+    "layer": "below",
+}

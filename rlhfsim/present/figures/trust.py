@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import CHANGE, DIFFERENCE, FIGURE, FINE_SHARE, LIST, YES
 from rlhfsim.present.answers.tree import Column, Figure, table_of
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added
+from rlhfsim.present.tables import CHANGE, DIFFERENCE, FIGURE, FINE_SHARE, LIST, YES, added
 from rlhfsim.validation.scoreboard import committed
 
 SHOWN = 8
 """Coefficients with a bar of their own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
+class Doubt(NamedTuple):
     """What one coefficient adds to the interval of the step."""
 
     name: str
@@ -61,13 +58,12 @@ def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
     )
     p = plan.prediction
     return Figure(
-        key="sensitivity",
-        title=findings.sensitivity(names, [d.share for d in shown], (p.high_s - p.low_s) / 2, p.step_s),
+        "sensitivity",
+        findings.sensitivity(names, [d.share for d in shown], (p.high_s - p.low_s) / 2, p.step_s),
         alt="Bars to both sides of the predicted step: "
         + "; ".join(f"{words.spoken(d.name)} {-d.down_s:+.3g} to {d.up_s:+.3g} s" for d in shown),
         how="How much the step moves when one coefficient is at the 10th or 90th percentile of what is "
-        "believed"
-        " of it. Independent doubts add in squares, so a few decide. Values and sources stand under "
+        "believed of it. Independent doubts add in squares, so a few decide. Values and sources stand under "
         "Assumptions.",
         plot=plots.spec(data, layout),
         table=table_of(
@@ -115,14 +111,16 @@ def scatter() -> Figure:
         "equal",
         *[[min(values) / 2, max(values) * 2]] * 2,
         mode="lines",
-        line={"color": theme.colour("grey"), "dash": "dash"},
+        line={"color": "grey", "dash": "dash"},
         hoverinfo="skip",
         meta="guide",
     )
     count, error = scored()
     return Figure(
-        key="published",
-        title=findings.scatter(error, count, sum(o["part"] == "report" and _inside(o) for o in rows)),
+        "published",
+        findings.scatter(
+            error, count, sum(o["part"] == "report" and o["low"] <= o["measured"] <= o["high"] for o in rows)
+        ),
         alt="Points of measured and predicted seconds around the line of equality, "
         f"from {min(values):.3g} to {max(values):.3g} s",
         how="On the line prediction and publication agree; bars are the predicted P10 to P90. No row's result"
@@ -142,13 +140,9 @@ def scatter() -> Figure:
     )
 
 
-def _inside(o: Step) -> bool:
-    return bool(o["low"] <= o["measured"] <= o["high"])
-
-
 def _short(source: str) -> str:
     """A publication in a legend: its repository, or the end of its address."""
-    return source.split("@")[0] if "@" in source else source.split("/")[0]
+    return source.split("@" if "@" in source else "/")[0]
 
 
 def _points(i: int, name: str, rows: list[Step]) -> plots.Trace:
@@ -159,11 +153,7 @@ def _points(i: int, name: str, rows: list[Step]) -> plots.Trace:
         error_y=plots.whiskers(
             [o["high"] - o["predicted"] for o in rows], [o["predicted"] - o["low"] for o in rows], "grey"
         ),
-        marker={
-            "color": theme.colour(theme.KINDS[i % len(theme.KINDS)]),
-            "symbol": theme.SYMBOLS[i % len(theme.SYMBOLS)],
-            "size": 10,
-        },
+        marker={**theme.nth(i), "size": 10},
         hovertext=[
             f"<b>{plots.text(o['label'])}</b><br>measured {o['measured']:.4g} s, "
             f"predicted {o['predicted']:.4g} s"

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
-from rlhfsim.plan import Prediction
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import (
+from rlhfsim.present.answers.odds import CERTAIN, TITLES
+from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
+from rlhfsim.present.html import plots, theme
+from rlhfsim.present.input_names import input_name
+from rlhfsim.present.tables import (
     COUNT,
     DASH,
     DIFFERENCE,
     FIGURE,
     LIST,
+    NEVER,
     PROBABILITY,
     QUANTITIES,
     SECONDS,
     kind_of,
+    rounded,
 )
-from rlhfsim.present.answers.odds import CERTAIN, TITLES
-from rlhfsim.present.answers.tree import Column, Figure, TypedTable, table_of
-from rlhfsim.present.html import plots, theme
-from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import NEVER, rounded
 from rlhfsim.units import DAY, HOUR, Dimension
 from rlhfsim.what_if.scenarios.against_base import by, relative
 from rlhfsim.what_if.scenarios.points import worded
@@ -65,7 +64,7 @@ def pareto(result: WhatIf, table: TypedTable) -> Figure | None:
         [(p.seconds or 0.0) / scale for p in front],
         [money_of(p) for p in front],
         mode="lines",
-        line={"color": theme.colour("grey"), "dash": "dot"},
+        line={"color": "grey", "dash": "dot"},
         hoverinfo="skip",
     )
     data = [joined, *(_point(i, p, p is result.base, scale, axis) for i, p in enumerate(known))]
@@ -73,8 +72,8 @@ def pareto(result: WhatIf, table: TypedTable) -> Figure | None:
         height=440, x=f"{unit} per {result.per} (shorter is better)", y=f"{axis} (lower is better)"
     )
     return Figure(
-        key="pareto",
-        title=finding(result),
+        "pareto",
+        finding(result),
         alt=f"Points of time and {axis}: "
         + "; ".join(f"{p.name} {words.seconds(p.seconds or 0.0)}, {money_of(p):,.3g}" for p in known),
         how="Down and to the left is better. The star is the base; points on the dotted line are beaten by no"
@@ -95,7 +94,8 @@ def _time_scale(result: WhatIf) -> tuple[float, str]:
 
 
 def _point(i: int, p: PointResult, base: bool, scale: float, axis: str) -> plots.Trace:
-    symbol = "star" if base else theme.SYMBOLS[i % len(theme.SYMBOLS)].replace("star", "pentagon")
+    look = {"color": "red", "symbol": "star"} if base else theme.nth(i)
+    symbol = look["symbol"] if base else look["symbol"].replace("star", "pentagon")
     return plots.points(
         p.name,
         [(p.seconds or 0.0) / scale],
@@ -107,9 +107,9 @@ def _point(i: int, p: PointResult, base: bool, scale: float, axis: str) -> plots
             f"{money_of(p):,.4g} {axis}<br>{p.gpus:,} GPUs"
         ],
         marker={
+            **look,
             "symbol": symbol if p.on_front else f"{symbol}-open",
             "size": 18 if base else 13,
-            "color": theme.colour("red" if base else theme.KINDS[i % len(theme.KINDS)]),
             "line": {"width": 2},
         },
     )
@@ -142,25 +142,28 @@ def points(result: WhatIf) -> TypedTable:
         Column("changes", changed, fit=NEVER, spare=1),
         Column("GPUs", _planned(lambda p: p.gpus), COUNT),
         Column("plan", lambda p: p.plan.architecture if p.plan else p.shortage or "nothing fits"),
-        Column("step", _planned(lambda p: p.plan.prediction.step_s), SECONDS, spare=6 * run),
-        Column("P10-P90", _planned(lambda p: _ends(p.plan.prediction)), QUANTITIES, spare=3),
+        Column("step", "plan.prediction.step_s", SECONDS, spare=6 * run),
+        Column(
+            "P10-P90",
+            _planned(lambda p: (p.plan.prediction.low_s, p.plan.prediction.high_s, "s")),
+            QUANTITIES,
+            spare=3,
+        ),
         Column(f"{unit} per {result.per}", _planned(lambda p: (p.seconds or 0.0) / scale), FIGURE),
         Column("against base", _planned(lambda p: _relative(p, base, lambda q: q.seconds)), DASH, spare=4),
         Column(axis_of(result), _planned(money_of), FIGURE),
         Column("cost against base", _planned(lambda p: _relative(p, base, money_of)), DASH, spare=5),
-        *(Column(TITLES[asked[i].quantity], _planned(partial(_chance, i)), PROBABILITY) for i in chances),
+        *(
+            Column(
+                TITLES[asked[i].quantity],
+                lambda p, i=i: p.targets[i].probability if p.plan and p.targets else None,  # None: no price
+                PROBABILITY,
+            )
+            for i in chances
+        ),
         Column("other work", lambda p: words.work_parts(p.other_work), DASH, spare=2),
         notes=tuple(_legend(result, [asked[i].text for i in chances])),
     )
-
-
-def _ends(p: Prediction) -> tuple[float, float, str]:
-    return p.low_s, p.high_s, "s"
-
-
-def _chance(i: int, point: PointResult) -> float | None:
-    """The probability of a target; None without a price."""
-    return point.targets[i].probability if point.targets else None
 
 
 def _legend(result: WhatIf, targets: list[str]) -> Iterator[str]:
@@ -234,15 +237,14 @@ def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[InputSwing
     )
     first = known[0]
     return Figure(
-        key=f"tornado-{what}",
-        title=findings.tornado(what, first.name, first.change(0), first.change(2)),
+        f"tornado-{what}",
+        findings.tornado(what, first.name, first.change(0), first.change(2)),
         alt="Bars to both sides of the base: "
         + "; ".join(
             f"{e.name} {findings.change(e.change(0))} to {findings.change(e.change(2))}" for e in known
         ),
         how=f"How much {what} changes when one input takes its low or its high value and everything is "
-        "designed"
-        " anew, all others as in the base. A missing bar: nothing fits there.",
+        "designed anew, all others as in the base. A missing bar: nothing fits there.",
         plot=plots.spec(sides(known, names), layout),
         table=table_of(
             f"Sensitivity of {what}",

@@ -20,7 +20,17 @@ Trace = dict[str, Any]
 
 def spec(data: Iterable[Trace], layout: dict[str, Any]) -> dict[str, Any]:
     """Data and layout of a figure, for `checked`."""
-    return {"data": list(data), "layout": layout}
+    return {"data": coloured(list(data)), "layout": coloured(layout)}
+
+
+def coloured(value: Any) -> Any:
+    """Plain data with the page's variables in place of the names of colours, which `theme.SHADES` has."""
+    if isinstance(value, Mapping):
+        return {
+            key: f"var(--{item})" if key.endswith("color") and item in theme.SHADES else coloured(item)
+            for key, item in value.items()
+        }
+    return list(map(coloured, value)) if isinstance(value, list) else value
 
 
 def checked(plot: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +95,7 @@ def whiskers(
         "arrayminus": compact(down),
         "width": width,
         "thickness": thickness,
-        "color": theme.colour(colour),
+        "color": colour,
     }
 
 

@@ -1,7 +1,7 @@
 """Colours and patterns of every page: Okabe and Ito's palette in two shades, and never colour alone.
 
-Palette: M. Okabe, K. Ito, "Color Universal Design", jfly.uni-koeln.de/color (2008). Figures name
-variables (`var(--actor)`); the page resolves them for light, dark and print.
+Palette: M. Okabe, K. Ito, "Color Universal Design", jfly.uni-koeln.de/color (2008). Figures name colours,
+of which `plots.spec` makes variables (`var(--blue)`); the page resolves them for light, dark and print.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ KINDS = ("blue", "orange", "green", "purple", "sky", "red", "grey", "yellow")
 """Colours for things in a row, each with a symbol of its own."""
 
 
-def colour(name: str) -> str:
-    """The variable of a colour."""
-    return f"var(--{name})"
+def nth(i: int) -> dict[str, str]:
+    """Colour and symbol of the i-th of many things."""
+    return {"color": KINDS[i % len(KINDS)], "symbol": SYMBOLS[i % len(SYMBOLS)]}
 
 
 def fill(pair: tuple[str, str], *, faint: bool = False) -> dict[str, Any]:
     """The marker of a bar."""
     name, shape = pair
-    marker: dict[str, Any] = {"color": colour(name), "line": {"color": colour("bg"), "width": 1}}
+    marker: dict[str, Any] = {"color": name, "line": {"color": "bg", "width": 1}}
     if shape:
         marker["pattern"] = {
             "shape": shape,
-            "bgcolor": colour(name),
-            "fgcolor": colour("bg"),
+            "bgcolor": name,
+            "fgcolor": "bg",
             "fgopacity": 0.6,
             "size": 7,
             "solidity": 0.22,
@@ -97,9 +97,9 @@ def fill(pair: tuple[str, str], *, faint: bool = False) -> dict[str, Any]:
 def layout(*, height: int, x: str, y: str = "", legend: bool = True, **more: Any) -> dict[str, Any]:
     """The layout that all figures share: thin grid, transparent ground, legend above."""
     axis = {
-        "gridcolor": colour("grid"),
-        "zerolinecolor": colour("line"),
-        "linecolor": colour("line"),
+        "gridcolor": "grid",
+        "zerolinecolor": "line",
+        "linecolor": "line",
         "automargin": True,
         "fixedrange": True,
     }
@@ -109,7 +109,7 @@ def layout(*, height: int, x: str, y: str = "", legend: bool = True, **more: Any
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {
-            "color": colour("text"),
+            "color": "text",
             "size": 13,
             "family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
         },
@@ -126,11 +126,7 @@ def layout(*, height: int, x: str, y: str = "", legend: bool = True, **more: Any
             "traceorder": "normal",
             "font": {"size": 12},
         },
-        "hoverlabel": {
-            "bgcolor": colour("panel"),
-            "bordercolor": colour("line"),
-            "font": {"color": colour("text"), "size": 13},
-        },
+        "hoverlabel": {"bgcolor": "panel", "bordercolor": "line", "font": {"color": "text", "size": 13}},
         "xaxis": {**axis, "title": {"text": x, "font": {"size": 12}}},
         "yaxis": {**axis, "title": {"text": y, "font": {"size": 12}}},
     }
@@ -141,5 +137,5 @@ def layout(*, height: int, x: str, y: str = "", legend: bool = True, **more: Any
 
 def upright(x: float, name: str, dash: str | None = None) -> dict[str, Any]:
     """A line across the whole height of a figure at `x`, in the colour of that name."""
-    line = {"width": 2, "color": colour(name)} | ({"dash": dash} if dash else {})
+    line = {"width": 2, "color": name} | ({"dash": dash} if dash else {})
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}

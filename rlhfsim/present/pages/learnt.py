@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.present.answers.kinds import AMOUNTS, COUNT, FIGURE
 from rlhfsim.present.answers.tree import Block, Column, table_of
+from rlhfsim.present.tables import AMOUNTS, COUNT, FIGURE
 from rlhfsim.run_folder import MAX_METRICS, METRICS, SAMPLES
 from rlhfsim.specs.loading import read_text
 

@@ -11,13 +11,11 @@ from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.answers.tree import Block, Listing, Page, PageSection, TypedTable, pairs, section
 from rlhfsim.present.basis import Basis, basis
 from rlhfsim.present.figures import choice as figures_choice
-from rlhfsim.present.figures import memory as figures_memory
-from rlhfsim.present.figures import time as figures_time
+from rlhfsim.present.figures import iteration as figures_iteration
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.known import known
+from rlhfsim.present.known import known, sampling
 from rlhfsim.present.pages.headline import heading, mark, subtitle, tiles
-from rlhfsim.present.sampling import sampling
 from rlhfsim.search.explain import best_name
 from rlhfsim.search.request import STALE
 from rlhfsim.verdict import verdict
@@ -79,9 +77,8 @@ def _chosen(choice: Choice) -> Iterator[str]:
         aim += f"{best} that does not sum too many gradients in BF16"
     if c.unexplored:
         yield (
-            f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} "
-            "plans were "
-            f"not looked at, and one of them could be up to {c.gap:.1%} shorter."
+            f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} plans "
+            f"were not looked at, and one of them could be up to {c.gap:.1%} shorter."
         )
     else:
         up_to = "; among asynchronous plans up to dominance by bounds, not by simulated steps"
@@ -101,9 +98,9 @@ def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[PageSection]:
     """Top to bottom."""
     plan = known.plan
     yield section("plan", "The plan", picture(plan))
-    yield section("time", "One iteration", figures_time.timeline(plan))
-    yield section("binds", "Where time goes and what binds", figures_time.resources(plan))
-    yield section("memory", "Memory", *figures_memory.memory(known))
+    yield section("time", "One iteration", figures_iteration.timeline(plan))
+    yield section("binds", "Where time goes and what binds", figures_iteration.resources(plan))
+    yield section("memory", "Memory", *figures_iteration.memory(known))
     yield section("candidates", "Candidates", *_candidates(plan, sizes))
     yield section("why", "Why this one", *_why(plan))
     yield section("doubts", "What the answer is sensitive to", *_doubts(known), appendix=True)
@@ -124,20 +121,20 @@ def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[PageSection]:
 
 def _candidates(plan: Plan, sizes: Sizes) -> Iterator[Block]:
     if plan.choice is None and not sizes.tried:
-        yield Listing(title="No candidates", items=(GIVEN,))
+        yield Listing((GIVEN,), "No candidates")
         return
     yield figures_choice.pareto(plan, sizes)
     if sizes.notes:
-        yield Listing(title="Notes on other sizes", items=sizes.notes)
+        yield Listing(sizes.notes, "Notes on other sizes")
 
 
 def _why(plan: Plan) -> Iterator[Block | None]:
     if plan.choice is None:
-        yield Listing(title="Why is not known", items=(GIVEN,))
+        yield Listing((GIVEN,), "Why is not known")
         return
     yield figures_choice.rival(plan, plan.choice)
     reasons = tuple(words.capital(words.called(r)) for r in plan.choice.reasons)
-    yield Listing(title="Why it won, and why not another", items=reasons)
+    yield Listing(reasons, "Why it won, and why not another")
 
 
 def certificate(choice: Choice) -> TypedTable:
@@ -163,18 +160,17 @@ def _doubts(known: Basis) -> Iterator[Block]:
     plan = known.plan
     figure = figures_trust.sensitivity(plan, known.cost) if known.cost is not None else None
     yield figure or Listing(
-        title="The doubt about the step cannot be split",
-        items=known.notes or ("no coefficient of this plan has an interval",),
+        known.notes or ("no coefficient of this plan has an interval",),
+        "The doubt about the step cannot be split",
         mark="warn",
     )
     if plan.choice is not None and plan.choice.break_evens is None:
-        yield Listing(title="What would change the choice", items=(findings.NOT_LOOKED_FOR,), mark="warn")
+        yield Listing((findings.NOT_LOOKED_FOR,), "What would change the choice", mark="warn")
     elif plan.choice is not None:
         yield figures_choice.break_evens(plan.choice) or Listing(
-            title=findings.break_evens(None, 1.0, ""),
-            items=(
-                "Tried one at a time: lengths, samples, prompts, network, GPU memory and "
-                "number of"
-                " GPUs, by factors of 2 to 8 either way.",
+            (
+                "Tried one at a time: lengths, samples, prompts, network, GPU memory and number of GPUs, by "
+                "factors of 2 to 8 either way.",
             ),
+            findings.break_evens(None, 1.0, ""),
         )

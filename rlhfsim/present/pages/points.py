@@ -6,10 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlhfsim.present import words
-from rlhfsim.present.answers.kinds import COUNT, DURATION, FIGURE
-from rlhfsim.present.answers.tree import Code, Column, Explorer, Page, PointFilter, Tile, section, table_of
+from rlhfsim.present.answers.tree import (
+    GPUS,
+    Code,
+    Column,
+    Explorer,
+    Page,
+    PointFilter,
+    Tile,
+    section,
+    table_of,
+)
 from rlhfsim.present.input_names import input_name
-from rlhfsim.present.tables import compact
+from rlhfsim.present.tables import DURATION, FIGURE, compact
 from rlhfsim.provenance import installed_version
 from rlhfsim.what_if.scenarios.point_table import PointTable, read_points
 
@@ -36,18 +45,13 @@ def points_page(path: Path, *, title: str | None = None) -> Page:
         mark="good" if fits == points.count else "warn" if fits else "bad",
         sure=("Every point is designed anew; the table has P10 and P90 of each step.",),
         tiles=(
-            Tile(label="Points", value=f"{points.count:,}", detail="the base among them"),
-            Tile(label="With a plan that fits", value=f"{fits:,}", detail=f"of {points.count:,}"),
-            Tile(label="Of the base's work", value=f"{len(points.alike):,}", detail="compared as they are"),
+            Tile("Points", f"{points.count:,}", "the base among them"),
+            Tile("With a plan that fits", f"{fits:,}", f"of {points.count:,}"),
+            Tile("Of the base's work", f"{len(points.alike):,}", "compared as they are"),
         ),
         sections=(
             section("points", "All points", _explorer(points)),
-            section(
-                "reproduce",
-                "Reproduce",
-                Code(title="Commands", text=f"rlhfsim report {path.name}"),
-                appendix=True,
-            ),
+            section("reproduce", "Reproduce", Code("Commands", f"rlhfsim report {path.name}"), appendix=True),
         ),
         version=installed_version("rlhfsim"),
     )
@@ -59,8 +63,8 @@ def _explorer(points: PointTable) -> Explorer:
     priced = None not in fitting
     filters = tuple(_filters(points))
     return Explorer(
-        key="explorer",
-        title="Filter by what points set, and by what was chosen",
+        "explorer",
+        "Filter by what points set, and by what was chosen",
         how="Choose values: the map shows the best matching point for each pair of two inputs, the cloud the "
         "time and the money of matching points. The line joins those that none of them beats in both.",
         filters=filters,
@@ -73,7 +77,7 @@ def _explorer(points: PointTable) -> Explorer:
             f"Points of the base's work that no other beats ({len(points.front):,})",
             points.front[:SHOWN],
             Column("point", "name"),
-            Column("GPUs", "gpus", COUNT),
+            GPUS,
             Column("plan", "architecture"),
             Column(f"time of a {per}", "seconds", DURATION),
             Column(f"USD per {per}", "money", FIGURE),

@@ -12,8 +12,8 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from rlhfsim.present.answers.cells import Bar, Spark, Word
 from rlhfsim.present.answers.tree import Legend
+from rlhfsim.present.tables import Bar, Spark, Word
 
 MIN_WIDTH = 8
 FULL, DARK, MEDIUM, LIGHT, OVER = "\u2588", "\u2593", "\u2592", "\u2591", "X"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -141,7 +140,7 @@ def narrowed(data: TableData, width: int) -> TableData:
         else column
         for i, (column, title) in enumerate(zip(data.columns, data.titles, strict=True))
     )
-    return replace(data, columns=columns)
+    return data._replace(columns=columns)
 
 
 def _needed(data: TableData, *, whole: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Any answer in a terminal: its verdict, its tiles, and the tables and sentences of its sections."""
+"""Any answer in a terminal: its verdict, tiles and sections, or a first section that stays on one screen."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from rlhfsim.present.terminal.bars import STYLES, BarLegend
 from rlhfsim.present.terminal.console import (
     NARROW,
     WIDTH,
+    Display,
     Part,
     drawn,
+    height,
     indented,
     labelled,
     narrowed,
     one_line,
     plain_grid,
+    put,
     styled,
     within,
 )
@@ -71,14 +74,10 @@ def blocks(items: Sequence[Block], width: int = WIDTH) -> Iterator[Part]:
     above = False
     for block in items:
         drawn = list(_block(block, width, figures=all(isinstance(b, Figure) for b in items)))
-        if above and _apart(block):
+        if above and isinstance(block, TypedTable | Note | FactList) and block.apart:
             yield ""
         yield from drawn
         above |= bool(drawn)
-
-
-def _apart(block: Block) -> bool:
-    return isinstance(block, TypedTable | Note | FactList) and block.apart
 
 
 def _block(block: Block, width: int, *, figures: bool) -> Iterator[Part]:
@@ -116,3 +115,41 @@ def drawn_table(table: TypedTable, width: int) -> Part:
     data = within(narrowed(data, width) if table.look == "ruled" else data, width)
     stretched = table.wide or any(column.fit and column.fit.ratio for column in data.columns)
     return drawn(data, width if stretched else None, ruled=table.look == "ruled", summed=table.summed)
+
+
+# --- one screen --------------------------------------------------------------------------------------
+
+MOST = 34
+"""Lines of an answer that was asked for no detail, on 100 columns."""
+LEANER = ((), ("tight",), ("tight", "bare"), ("tight", "bare", "short"))
+"""How the first screen becomes leaner: without blank lines, meanings of words, and the nearest run."""
+
+
+def show(console: Display, page: Page) -> None:
+    """Print the first section, as lean as it must be, and the others below their titles."""
+    first, *others = page.sections
+    for part in _screen(console, first.blocks):
+        put(console, part)
+    for section in others:
+        if section.heading:
+            console.rule(section.heading, align="left", style="dim")
+        for part in section_blocks(section, console.width):
+            put(console, part)
+
+
+def _screen(console: Display, items: tuple[Block, ...]) -> list[Part]:
+    """The blocks in the first of the leaner forms that has no more lines than a screen."""
+    for how in LEANER:
+        parts = [*blocks([_leaner(block, how) for block in items], console.width)]
+        if height(console, parts) <= MOST:
+            break
+    return parts
+
+
+def _leaner(block: Block, how: tuple[str, ...]) -> Block:
+    if isinstance(block, TypedTable):
+        notes = () if "bare" in how else block.notes
+        return block._replace(apart=block.apart and "tight" not in how, notes=notes)
+    if isinstance(block, FactList) and "short" in how:
+        return block._replace(rows={k: text for k, text in block.rows.items() if k != "measured"})
+    return block

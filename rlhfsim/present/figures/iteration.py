@@ -1,14 +1,17 @@
-"""Figures of time: the step on a time axis, and what its time goes into."""
+"""Figures of an iteration: on a time axis, what its time goes into, and what fills GPUs of each pool."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import findings, words
-from rlhfsim.present.answers.kinds import FIGURE, YES
 from rlhfsim.present.answers.tree import Column, Figure, table_of
+from rlhfsim.present.basis import Basis, State, capacity_of, states
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.tables import added, compact, rounded
+from rlhfsim.present.tables import FIGURE, SHARE, YES, added, compact, rounded
 from rlhfsim.search.explain import shares
+from rlhfsim.units import GB
 
 LABELLED = 0.07
 """Share of the step from which a bar carries its name."""
@@ -48,9 +51,8 @@ def timeline(plan: Plan) -> Figure:
         shapes=[theme.upright(rounded(p.step_s), "text", "dash")],
     )
     return Figure(
-        key="timeline",
-        title=findings.timeline(shares(plan), bound, p.step_s)
-        + findings.overlap(hidden + p.step_s, p.step_s),
+        "timeline",
+        findings.timeline(shares(plan), bound, p.step_s) + findings.overlap(hidden + p.step_s, p.step_s),
         alt="Bars on a time axis, one row a role: "
         + "; ".join(
             f"{words.call(f.name)} from {f.start_s:.3g} to {f.start_s + f.seconds:.3g} s"
@@ -97,7 +99,7 @@ def _bar(plan: Plan, f: PredictedPhase, end: float) -> dict[str, object]:
         "text": [label if f.seconds > LABELLED * end else ""],
         "textposition": "inside",
         "insidetextanchor": "middle",
-        "textfont": {"color": theme.colour("bg" if f.critical else "text"), "size": 12},
+        "textfont": {"color": "bg" if f.critical else "text", "size": 12},
         "constraintext": "inside",
         "textangle": 0,
         "cliponaxis": True,
@@ -141,8 +143,8 @@ def resources(plan: Plan) -> Figure:
         else f". What takes less than {words.percent(LEAST)} is in the numbers."
     )
     return Figure(
-        key="resources",
-        title=findings.resources(total),
+        "resources",
+        findings.resources(total),
         alt="Stacked bars, one a call: " + "; ".join(f"{n} {sum(row.values()):.3g} s" for n, row in rows),
         how=words.capital("; ".join(f"{r.phrase}: {r.effect}" for r in known) + rest),
         plot=plots.spec(data, plots.rows(names, "seconds of the step", each=26, margin=140, barmode="stack")),
@@ -157,3 +159,91 @@ def resources(plan: Plan) -> Figure:
             Column("all (s)", lambda item: sum(item[1].values()), FIGURE),
         ),
     )
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+ROOM = 1.2
+"""Length of the axis, in times what a process can use: its figure stands beyond the line."""
+
+
+def memory(basis: Basis) -> tuple[Figure, ...]:
+    """One figure a pool."""
+    pools = basis.plan.placement.pools
+    by_pool = [(i, pool.name, states(basis.plan, pool.name)) for i, pool in enumerate(pools)]
+    return tuple(_pool(basis, i, pool, rows) for i, pool, rows in by_pool if rows)
+
+
+def _pool(basis: Basis, index: int, pool: str, rows: list[State]) -> Figure:
+    capacity, peak = capacity_of(basis.plan, pool), max(rows, key=lambda state: state.bytes)
+    several = len(basis.plan.placement.pools) > 1
+    drawn = [state for state in rows if state is peak or not words.is_move(state.phase)]
+    names = [_name(state.phase) for state in drawn]
+    layout = plots.rows(
+        names,
+        "GB on the fullest GPU",
+        each=26,
+        margin=140,
+        barmode="stack",
+        xaxis={"range": [0, rounded(max(capacity, peak.bytes) / GB * ROOM)]},
+        shapes=[theme.upright(rounded(capacity / GB), "bad", "dash")],
+        annotations=[_peak(peak), _capacity(capacity)],
+    )
+    largest = max(peak.components, key=lambda c: peak.components[c])
+    full = words.size(capacity)
+    return Figure(
+        f"memory-{index}",
+        findings.memory(pool if several else None, peak.bytes, capacity, peak.phase, largest),
+        alt=f"Stacked bars of memory, one a phase, against a line at {full}: "
+        + "; ".join(f"{_name(state.phase)} {words.size(state.bytes)}" for state in drawn),
+        how=f"Each bar is what one GPU of {f'pool {pool}' if several else 'the cluster'} holds in a phase, "
+        "top to bottom in the order of the step; the dashed line is what a process can use. Its numbers have "
+        "the loads and unloads between phases too.",
+        plot=plots.spec(_bars(drawn, names), layout),
+        table=table_of(
+            f"GB on the fullest GPU, of {full}",
+            rows,
+            Column("phase", lambda state: _name(state.phase)),
+            *(
+                Column(f"{g} (GB)", lambda state, g=g: state.groups[g] / GB, FIGURE)
+                for g in words.MEMORY_GROUPS
+            ),
+            Column("all (GB)", lambda state: state.bytes / GB, FIGURE),
+            Column("full", lambda state: state.bytes / capacity, SHARE),
+        ),
+    )
+
+
+def _name(phase: str) -> str:
+    ends = {"start": "before the step", "end": "after the step"}
+    return words.capital(ends.get(phase) or words.call(phase))
+
+
+def _bars(rows: list[State], names: list[str]) -> Iterator[plots.Trace]:
+    for group, look in theme.BYTES.items():
+        yield plots.bars(words.capital(group), names, [s.groups[group] / GB for s in rows], look, "GB")
+
+
+def _peak(state: State) -> dict[str, object]:
+    return {
+        "x": rounded(state.bytes / GB),
+        "y": plots.text(_name(state.phase)),
+        "text": "◀ peak",
+        "showarrow": False,
+        "xanchor": "left",
+        "bgcolor": "bg",
+        "font": {"size": 12, "color": "text"},
+    }
+
+
+def _capacity(capacity: float) -> dict[str, object]:
+    return {
+        "x": rounded(capacity / GB),
+        "y": 0,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "xanchor": "left",
+        "text": f" {words.size(capacity)}",
+        "showarrow": False,
+        "font": {"size": 12, "color": "bad"},
+    }
