@@ -69,7 +69,7 @@ class TrainingKey:
 def training_keys(framework: str) -> tuple[TrainingKey, ...]:
     """Those of one framework, in the order in which they are written."""
     text = (resources.files("rlhfsim.interchange") / "training_keys.yaml").read_text()
-    rows: list[dict[str, Any]] = yaml.safe_load(text)[framework]
+    rows: list[dict[str, Any]] = yaml.load(text, Loader=yaml.CSafeLoader)[framework]
     return tuple(
         TrainingKey(**row | {k: _number(row[k]) for k in ("default", "examples") if k in row}) for row in rows
     )

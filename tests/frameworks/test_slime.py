@@ -23,7 +23,7 @@ from rlhfsim.memory.logits import head_peak
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.frameworks.features import workload_features
-from rlhfsim.specs.frameworks.slime.runs import reuses_logprobs
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout
@@ -288,7 +288,7 @@ def test_what_is_written_is_read_back(number: int, tmp_path: Path) -> None:
     assert found.partial_rollout == schedule.partial_rollout
     assert found.train_precision == work.train_precision
     assert found.staleness == (2 if schedule.partial_rollout else schedule.staleness)
-    skips = reuses_logprobs(work) and work.old_logprobs == "recompute"
+    skips = framework("slime").reuses_logprobs(work) and work.old_logprobs == "recompute"
     assert found.old_logprobs == ("reused" if skips else work.old_logprobs)
 
 

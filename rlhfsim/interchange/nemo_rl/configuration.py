@@ -33,7 +33,7 @@ from rlhfsim.interchange.nemo_rl.keys import ASYNC_ENGINE, CORRECTION, GIVEN, MA
 def _examples() -> Mapping[str, Mapping[str, Any]]:
     """Name of one of NeMo-RL's example configurations -> what it sets over the one that it builds on."""
     text = (resources.files("rlhfsim.interchange") / "nemo_rl" / "examples.yaml").read_text()
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    found: dict[str, dict[str, Any]] = yaml.load(text, Loader=yaml.CSafeLoader)
     return found
 
 

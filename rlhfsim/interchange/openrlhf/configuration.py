@@ -21,9 +21,18 @@ from rlhfsim.interchange.configuration.findings import (
 )
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.openrlhf import given_keys
-from rlhfsim.interchange.openrlhf.keys import LIMITS, MARKS, OLD, OVERLAPS, REFERENCE_AWAY, REWARD_AWAY, TABLE
+from rlhfsim.interchange.openrlhf.keys import (
+    HOSTED,
+    LIMITS,
+    MARKS,
+    OLD,
+    OVERLAPS,
+    REFERENCE_AWAY,
+    REWARD_AWAY,
+    RUNS,
+    TABLE,
+)
 from rlhfsim.interchange.table import Table, bare
-from rlhfsim.specs.frameworks.openrlhf.runs import HOSTED, RUNS
 from rlhfsim.specs.workload.workload import sequences_of
 
 

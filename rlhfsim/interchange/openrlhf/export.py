@@ -28,13 +28,12 @@ from rlhfsim.interchange.instead import (
 )
 from rlhfsim.interchange.nearest import with_layouts, with_placement
 from rlhfsim.interchange.openrlhf import given_keys
-from rlhfsim.interchange.openrlhf.keys import TABLE, scored_together, trained
+from rlhfsim.interchange.openrlhf.keys import PREFILL, SEQUENCES, TABLE, scored_together, trained
 from rlhfsim.interchange.openrlhf.releases import RELEASES
 from rlhfsim.interchange.predictions import title_of
 from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.openrlhf.runs import PREFILL, SEQUENCES
-from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout import Layout
 
 NEEDS = {
     **TRAINING_NEEDS,
@@ -46,8 +45,6 @@ NEEDS = {
 }
 SHARED = ("tp", "cp", "zero", "recompute", "offload_optimizer")
 """What one flag says for all trained and scoring roles (`--ds.*`)."""
-ENGINE = RolloutLayout(max_num_seqs=SEQUENCES, max_batched_tokens=PREFILL)
-"""What vLLM runs with where OpenRLHF has no flag."""
 STAYS = tuple(
     Instead(
         f"{role}.residency",
@@ -61,8 +58,8 @@ STAYS = tuple(
 """Roles whose weights only ZeRO-3 keeps on the host."""
 ROWS = (
     *(
-        Instead(f"rollout.{name}", getattr(ENGINE, name), f"{name} {{}} of the rollout", "vLLM's own, {}")
-        for name in ("max_num_seqs", "max_batched_tokens")
+        Instead(f"rollout.{name}", runs, f"{name} {{}} of the rollout", "vLLM's own, {}")
+        for name, runs in (("max_num_seqs", SEQUENCES), ("max_batched_tokens", PREFILL))
     ),
     Instead(
         "rollout.sleep",

@@ -15,6 +15,7 @@ from rlhfsim.interchange.given_data import LAUNCHER, fields_of, samples_at_once,
 from rlhfsim.interchange.openrlhf.keys import (
     BATCH,
     ENGINE,
+    HOSTED,
     LONGEST,
     MICRO_BATCH,
     OFFLOAD,
@@ -25,7 +26,6 @@ from rlhfsim.interchange.openrlhf.keys import (
 from rlhfsim.interchange.openrlhf.releases import OF_GIVEN_DATA
 from rlhfsim.interchange.predictions import predicted
 from rlhfsim.interchange.table import FixedKey, Key, Table, count, flag, like, of_call, of_held, whole
-from rlhfsim.specs.frameworks.openrlhf.runs import HOSTED
 from rlhfsim.specs.workload.workload import Algorithm, sequences_of
 
 TRAINERS: Mapping[str, Algorithm] = {

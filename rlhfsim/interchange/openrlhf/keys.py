@@ -37,8 +37,8 @@ from rlhfsim.interchange.table import (
     whole,
 )
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.openrlhf.heads import SCALED
-from rlhfsim.specs.frameworks.openrlhf.runs import HOSTED, PREFILL, RUNS, SEQUENCES
+from rlhfsim.specs.frameworks.files import heads_of
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.sampling import DynamicSampling
@@ -62,6 +62,9 @@ READ: dict[str, Algorithm] = {
     "dr_grpo": "dr-grpo",
 }
 """--algo.advantage.estimator -> algorithm here."""
+RUNS = framework("openrlhf")
+HOSTED, SEQUENCES, PREFILL = RUNS.says.leaves_under, RUNS.says.sequences, RUNS.says.prefill[True]
+"""ZeRO stages under which what only scores can be on the host; sequences and tokens of a vLLM engine."""
 MODULES_SEQUENCES = 256
 """Sequences at a time where the actor's own modules generate."""
 OLD = ("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "pretrain", "zero_stage")
@@ -264,7 +267,8 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 def software_of(s: FrameworkSettings) -> Software | None:
     """Log-probs at another temperature than 1, reductions that overlap; None: as `runs` has both."""
     usual, scaled = RUNS.software["deepspeed"], s.share(*names("rollout.temperature"), default=1.0) != 1
-    known = replace(usual, head=SCALED if scaled else None, overlaps_reduction=s.flag(*TABLE.named(OVERLAPS)))
+    head = heads_of("openrlhf")["scaled"] if scaled else None
+    known = replace(usual, head=head, overlaps_reduction=s.flag(*TABLE.named(OVERLAPS)))
     return None if known == usual else known
 
 

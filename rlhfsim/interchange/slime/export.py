@@ -24,7 +24,7 @@ from rlhfsim.interchange.predictions import call, title_of
 from rlhfsim.interchange.slime.keys import TABLE
 from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.slime.runs import reuses_logprobs
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Residency, RolloutPlacement
 from rlhfsim.units import format
@@ -175,9 +175,10 @@ def _roles(plan: Plan) -> Iterator[Unsaid]:
 
 def _batches(plan: Plan) -> Iterator[Unsaid]:
     work, layout = plan.workload, plan.placement.actor.layout
+    reuses = framework("slime").reuses_logprobs(work)
     pack = layout.pack_tokens and layout.pack_tokens * layout.cp
     yield from long_samples(longest_prompt(plan) + longest_response(plan), pack)
-    if reuses_logprobs(work) and work.old_logprobs == "recompute":
+    if reuses and work.old_logprobs == "recompute":
         saved = call(plan, "actor.logprob")
         yield Unsaid(
             what=f"old log-probs from a pass of their own{f' ({saved})' if saved else ''}",
@@ -185,7 +186,7 @@ def _batches(plan: Plan) -> Iterator[Unsaid]:
             nearest=with_workload(plan, old_logprobs="reused"),
             of=("workload.old_logprobs",),
         )
-    if work.old_logprobs == "reused" and not reuses_logprobs(work):
+    if work.old_logprobs == "reused" and not reuses:
         yield Unsaid(
             what="old log-probs of the training pass",
             instead=f"{work.title} computes them in a pass of their own",

@@ -37,8 +37,8 @@ from rlhfsim.interchange.table import (
     whole,
 )
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.files import heads_of
 from rlhfsim.specs.model.presets import resolve_model
-from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Algorithm, OldLogprobs
@@ -93,12 +93,7 @@ DRAFTING = {"ngram": "NGRAM", "mtp": "EAGLE", "eagle": "EAGLE3", "draft": "STAND
 """What drafts -> SGLang's algorithm."""
 CHUNK_ROWS = 1024
 """Tokens of a chunk where an export asks for chunks."""
-CHUNKED = Head(
-    train_bytes=8,
-    score_bytes=6,
-    source="slime, utils/ppo_utils.py, calculate_log_probs_and_entropy: softmax of a chunk of tokens alone "
-    "stands beside the FP32 logits while scoring, after their BF16 origin; in training that of all stays",
-)
+CHUNKED = heads_of("slime")["chunked"]
 """Around the logits with `--log-probs-chunk-size`."""
 
 

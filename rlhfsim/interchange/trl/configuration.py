@@ -17,8 +17,7 @@ from rlhfsim.interchange.configuration.findings import reduced_in_turn, whole_gr
 from rlhfsim.interchange.configuration.forms import Said
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.trl.accelerate import LAUNCHED, NAMED_FILE, OVERLAPS, PROCESSES, STAGE, STAGE_NAMED
-from rlhfsim.interchange.trl.keys import ADAPTERS, EACH_BATCH, GIVEN, MARKS, RANK, TABLE, TRAINER
-from rlhfsim.specs.frameworks.trl.runs import RUNS
+from rlhfsim.interchange.trl.keys import ADAPTERS, EACH_BATCH, GIVEN, MARKS, RANK, RUNS, TABLE, TRAINER
 
 MODES = ("colocate", "server")
 _TRAINERS = "grpo|rloo|ppo|sft|dpo|kto|reward"

@@ -23,10 +23,9 @@ from rlhfsim.interchange.launch_script import bash
 from rlhfsim.interchange.nearest import with_placement
 from rlhfsim.interchange.predictions import headline, title_of
 from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
-from rlhfsim.interchange.trl.keys import ACCELERATE, LOSSES, SERVER, TABLE, accumulation
+from rlhfsim.interchange.trl.keys import ACCELERATE, LOSSES, SERVER, SHARED_PREFILL, TABLE, accumulation
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.trl.runs import SHARED_PREFILL
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Algorithm
 

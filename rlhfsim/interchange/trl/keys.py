@@ -37,8 +37,8 @@ from rlhfsim.interchange.table import (
 from rlhfsim.interchange.trl.accelerate import DEEPSPEED, FSDP, OVERLAPS, ROWS, VERSION, trained_by
 from rlhfsim.interchange.trl.heads import USUALLY_SINCE, head_of
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.trl.heads import LIGER
-from rlhfsim.specs.frameworks.trl.runs import RUNS, SHARED_PREFILL
+from rlhfsim.specs.frameworks.files import heads_of
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.model.presets import elsewhere, preset_name
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm, OldLogprobs, sequences_of
@@ -53,6 +53,9 @@ LOSSES: dict[Algorithm, str] = {
 """`loss_type` of the GRPO trainer; GSPO's is that of GRPO with ratios of whole responses."""
 READ_LOSSES: dict[str, Algorithm] = {"dr_grpo": "dr-grpo", "cispo": "cispo"}
 """Losses that another step than GRPO's follows from."""
+RUNS = framework("trl")
+SHARED_PREFILL = RUNS.says.prefill[True]
+"""Tokens of a prefill of an engine in the training processes."""
 SEQUENCES = 256
 """Sequences at a time of a vLLM engine that is told nothing."""
 ACCELERATE, SERVER = "accelerate", "server"
@@ -202,9 +205,11 @@ def _software(s: FrameworkSettings, read: Fields) -> Software | None:
     head = head_of(trainer, None if version is None else str(version))
     usual = RUNS.software.get(read["backend"]) or default_software(read["backend"])
     fsdp = read["backend"] == "fsdp2"
+    if liger:
+        head = replace(heads_of("trl")["liger"], tokens=read["limit.response"])
     known = replace(
         usual,
-        head=replace(LIGER, tokens=read["limit.response"]) if liger else head if older else None,
+        head=head if older else None,
         flat_parameters=fsdp and s.whole(VERSION, default=1) == 1,
         sums_whole=fsdp and not s.flag(*EACH_BATCH),
         overlaps_reduction=fsdp or s.flag(*OVERLAPS),

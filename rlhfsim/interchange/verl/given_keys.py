@@ -29,7 +29,7 @@ from rlhfsim.interchange.verl.engines import (
 )
 from rlhfsim.interchange.verl.software import FsdpKeys, in_fsdp, in_megatron, scaled_of
 from rlhfsim.interchange.verl.versions import EACH, NODES, TRAIN_BATCH, UNPADDED, VERSION, default
-from rlhfsim.specs.frameworks.verl.heads import FUSED, MEGATRON_FUSED, head_of
+from rlhfsim.specs.frameworks.verl.heads import HEADS, head_of
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -101,8 +101,9 @@ def _software(s: FrameworkSettings, read: Fields) -> Software | None:
     """What the keys say of the head, and of FSDP; None: as `runs` has it."""
     fused, packing = s.flag(FUSES), bool(read["workload.packing"])
     if read["backend"] == "megatron":
-        return in_megatron(MEGATRON_FUSED if fused else None)
-    head = FUSED if fused else head_of(packing=packing, entropy=False, scaled=scaled_of(s.find(VERSION)))
+        return in_megatron(HEADS["megatron_fused"] if fused else None)
+    usual = head_of(packing=packing, entropy=False, scaled=scaled_of(s.find(VERSION)))
+    head = HEADS["fused"] if fused else usual
     return in_fsdp(s, FSDP, head, adapters=read["workload.lora.rank"] > 0)
 
 

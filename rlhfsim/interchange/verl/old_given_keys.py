@@ -27,7 +27,7 @@ from rlhfsim.interchange.verl.given_keys import (
 )
 from rlhfsim.interchange.verl.software import FsdpKeys, in_fsdp
 from rlhfsim.interchange.verl.versions import EACH, NODES, TRAIN_BATCH, ULYSSES, VERSION, before
-from rlhfsim.specs.frameworks.verl.heads import EAGER_PADDED, EAGER_UNPADDED
+from rlhfsim.specs.frameworks.verl.heads import HEADS
 
 LAST = "0.6.1"
 """The last recorded release with it."""
@@ -65,7 +65,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     s.overruled(NODES, EACH, IGNORED)
     unpads = s.flag(UNPADS) and read["actor.cp"] > 1
     hosted = "cpu" if all(hosts(s)) else "none"
-    head = EAGER_UNPADDED if unpads else EAGER_PADDED
+    head = HEADS["eager_unpadded" if unpads else "eager_padded"]
     return {
         **fields_of(
             ALGORITHM, model=s.model(PRETRAINED), samples=read["samples_of_update"], limit=read["limit.total"]

@@ -1,0 +1,26 @@
+"""The files of a framework's folder: what it runs (`runs.yaml`), what stands around its logits
+(`heads.yaml`), what its software costs (`costs.yaml`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhfsim.specs.placement.heads import Head
+
+
+def data_of(framework: str, name: str) -> dict[str, Any]:
+    """What a file of a framework says; nothing where it has no such file."""
+    path = Path(__file__).parent / framework.replace("-", "_") / f"{name}.yaml"
+    found: dict[str, Any] = yaml.load(path.read_text(), Loader=yaml.CSafeLoader) if path.is_file() else {}
+    return found
+
+
+@cache
+def heads_of(framework: str) -> Mapping[str, Head]:
+    """What may stand around the logits of a framework, by release, trainer and options."""
+    return {name: Head(**head) for name, head in data_of(framework, "heads").items()}
