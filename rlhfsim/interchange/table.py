@@ -337,7 +337,7 @@ class Table:
         """The fields that a configuration says."""
         return Reading(self, s)
 
-    def describe(self, s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+    def describe(self, s: FrameworkSettings) -> RunDescription:
         """The run of a configuration."""
         return described(Reading(self, s).all())
 

@@ -28,7 +28,7 @@ TRL = (
 
 def _engine(text: str) -> tuple[int, int]:
     configuration, settings = read_configuration(text, {})
-    layout = configuration.run(settings, {}).rollout
+    layout = configuration.run(settings).rollout
     return layout.max_num_seqs, layout.max_batched_tokens
 
 

@@ -25,7 +25,7 @@ RUN = (
 
 def _run(text: str, **values: Any):
     configuration, settings = read_configuration(text, values, framework="openrlhf")
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, {finding.what: finding.stops for finding in configuration.findings(settings, run)}
 
 

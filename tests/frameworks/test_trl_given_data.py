@@ -26,7 +26,7 @@ SAID = (
 def described(text: str, **given: str) -> RunDescription:
     configuration, settings = read_configuration(text, given)
     assert configuration.name == "trl"
-    return configuration.run(settings, {})
+    return configuration.run(settings)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def read(text: str) -> RunDescription:
 def read_with_findings(text: str) -> tuple[RunDescription, list[Finding]]:
     configuration, settings = read_configuration(text, {})
     assert configuration.name == "verl"
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, list(configuration.findings(settings, run))
 
 
@@ -61,7 +61,7 @@ def test_a_configuration_without_a_command_is_told_by_its_keys() -> None:
         "data:\n  max_token_len_per_gpu: 4096\nmodel:\n  path: Qwen/Qwen3-8B\nengine:\n  model_dtype: bf16\n"
     )
     configuration, settings = read_configuration(text, {"nproc_per_node": "8"})
-    assert (configuration.name, configuration.run(settings, {}).algorithm) == ("verl", "sft")
+    assert (configuration.name, configuration.run(settings).algorithm) == ("verl", "sft")
 
 
 def test_micro_batches_count_samples_only_where_they_are_not_packs() -> None:
@@ -122,7 +122,7 @@ def test_the_trainer_before_pads_every_sample_to_the_longest() -> None:
 
 def test_releases_of_the_trainer_before_have_their_own_defaults() -> None:
     configuration, settings = read_configuration(BEFORE, {"verl_version": "0.3.0"})
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     assert run.layout.recompute == "none"
     assert run.software is not None
     assert run.software.flat_parameters

@@ -39,7 +39,7 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
 CONFIGURATION = Configuration(
     name="areal",
     title="AReaL",
-    describe=lambda s, means: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s, means),
+    describe=lambda s: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s),
     findings=findings,
     entries=(r"\bareal\.launcher\.\w+", r"\bareal\.infra\.launcher\.\w+", given_keys.SCRIPT),
     unread={

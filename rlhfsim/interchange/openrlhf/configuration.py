@@ -125,7 +125,7 @@ def _version(values: Mapping[str, Any]) -> str | None:
 CONFIGURATION = Configuration(
     name="openrlhf",
     title="OpenRLHF",
-    describe=lambda s, means: (given_keys.TABLE if given_keys.trainer_of(s) else TABLE).describe(s, means),
+    describe=lambda s: (given_keys.TABLE if given_keys.trainer_of(s) else TABLE).describe(s),
     findings=findings,
     entries=(r"\bopenrlhf\.cli\.\w+",),
     unread={r"\bopenrlhf\.cli\.train_kto\b": "kto"},

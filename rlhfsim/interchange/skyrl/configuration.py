@@ -59,7 +59,7 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
 CONFIGURATION = Configuration(
     name="skyrl",
     title="SkyRL",
-    describe=lambda s, means: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s, means),
+    describe=lambda s: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s),
     findings=findings,
     entries=(r"\bskyrl\.train\.(?:entrypoints\.[\w.]+|main_sft\b)", r"\bexamples\.train\w*\.[\w.]*main\w*"),
     started=(r"\bpython3? (\S*/)?\w*entrypoint\.py",),

@@ -77,7 +77,7 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
 CONFIGURATION = Configuration(
     name="slime",
     title="slime",
-    describe=lambda s, means: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s, means),
+    describe=lambda s: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s),
     findings=findings,
     entries=(r"(?i)slime\S*/train(_async)?\.py",),
     started=(r"\bpython3? (-u )?(\S*/)?train(_async)?\.py",),

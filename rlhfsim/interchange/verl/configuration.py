@@ -182,11 +182,11 @@ def _batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     yield from group_of_one(s, run, samples)
 
 
-def _describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+def _describe(s: FrameworkSettings) -> RunDescription:
     if not given_keys.trains_given(s):
-        return TABLE.describe(of_each_gpu(s), means)
+        return TABLE.describe(of_each_gpu(s))
     table = old_given_keys.TABLE if old_given_keys.is_old(s.values) else given_keys.TABLE
-    return table.describe(s, means)
+    return table.describe(s)
 
 
 def _version(values: Mapping[str, Any]) -> str | None:
