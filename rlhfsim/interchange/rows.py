@@ -104,18 +104,18 @@ SHARED: Mapping[str, Any] = {
 
 
 def rows_of(framework: str, own: Mapping[str, Any], file: str = "keys") -> dict[str, tuple[Row, ...]]:
-    """Sections of a `Table` out of a file of a framework's folder; `own`: what the file names by `!the`."""
-    known = {**SHARED, **own}
+    """Sections of a `Table` out of a file of a framework; `own`: what it names by `!the`, or as tags."""
+    known = {**TAGS, **SHARED, **own}
 
     class Loader(yaml.CSafeLoader):
         """The safe loader, with the tags."""
 
     def made(loader: yaml.CSafeLoader, tag: str, node: yaml.Node) -> Any:
         if isinstance(node, yaml.SequenceNode):
-            return TAGS[tag](*loader.construct_sequence(node, deep=True))
+            return known[tag](*loader.construct_sequence(node, deep=True))
         if isinstance(node, yaml.MappingNode):
-            return TAGS[tag](loader.construct_mapping(node, deep=True))
-        return known[node.value] if tag == "the" else TAGS[tag](*([node.value] if node.value else []))
+            return known[tag](loader.construct_mapping(node, deep=True))
+        return known[node.value] if tag == "the" else known[tag](*([node.value] if node.value else []))
 
     Loader.add_multi_constructor("!", made)
     text = (resources.files("rlhfsim.interchange") / framework.replace("-", "_") / f"{file}.yaml").read_text()
