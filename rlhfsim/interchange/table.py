@@ -274,8 +274,8 @@ def of_held(phase: str, role: str) -> Callable[[Plan], str]:
 class Table:
     """All keys of a framework that a plan or a step's price has to do with."""
 
-    sections: Mapping[str, tuple[Row, ...]]
-    """Title -> rows, in the order in which they are written."""
+    rows: Callable[[], Mapping[str, tuple[Row, ...]]]
+    """Reads `sections`, when they are first asked for."""
     rest: Callable[[FrameworkSettings, Fields], Mapping[str, Any]]
     """Fields that no row reads, out of a configuration and the fields of rows."""
     planned: Mapping[str, Callable[[Plan], Any]] = field(default_factory=dict)
@@ -284,6 +284,11 @@ class Table:
     """Fields that conditions and defaults of rows need, and how a configuration says them."""
     releases: Mapping[str, Release] = field(default_factory=dict)
     """Older releases: rows are read under their names as well."""
+
+    @cached_property
+    def sections(self) -> Mapping[str, tuple[Row, ...]]:
+        """Title -> rows, in the order in which they are written."""
+        return self.rows()
 
     @cached_property
     def keys(self) -> tuple[Key, ...]:

@@ -69,7 +69,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 
 
 TABLE = Table(
-    {
+    lambda: {
         "where it runs": tuple(row for row in GENERATES.keys if row.field == "cluster.each"),
         "batch and lengths": (
             Key("samples_of_update", BATCH, 1, whole(1)),

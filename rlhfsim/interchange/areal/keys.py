@@ -317,7 +317,7 @@ def _adapter_rank(plan: Plan) -> int | None:
 
 
 TABLE = Table(
-    rows_of(
+    lambda: rows_of(
         "areal",
         {
             "BATCH": BATCH,

@@ -295,7 +295,7 @@ def _both(plan: Plan) -> list[Layout]:
 
 
 TABLE = Table(
-    rows_of(
+    lambda: rows_of(
         "nemo-rl",
         {
             "ASYNC_ENGINE": ASYNC_ENGINE,

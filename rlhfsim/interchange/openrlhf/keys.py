@@ -29,15 +29,6 @@ from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm
 
-ESTIMATORS: dict[Algorithm, str] = {
-    "ppo": "gae",
-    "grpo": "group_norm",
-    "dr-grpo": "dr_grpo",
-    "dapo": "group_norm",
-    "gspo": "group_norm",
-    "rloo": "rloo",
-    "reinforce++": "reinforce",
-}
 READ: dict[str, Algorithm] = {
     "gae": "ppo",
     "reinforce": "reinforce++",
@@ -299,11 +290,13 @@ ENGINE = (
 """What every trainer of OpenRLHF says of its engine."""
 OFFLOAD = Key("actor.offload_optimizer", "--ds.adam_offload", codec=flag("cpu", "none"), why=memory)
 TABLE = Table(
-    rows_of(
+    lambda: rows_of(
         "openrlhf",
         {
+            "BATCH": BATCH,
             "ENGINE": ENGINE,
             "LONGEST": LONGEST,
+            "MICRO_BATCH": MICRO_BATCH,
             "OFFLOAD": OFFLOAD,
             "REFERENCE_AWAY": REFERENCE_AWAY,
             "REWARD_AWAY": REWARD_AWAY,

@@ -289,7 +289,7 @@ def _spread(plan: Plan) -> str | None:
 
 
 TABLE = Table(
-    rows_of(
+    lambda: rows_of(
         "skyrl",
         {
             "ESTIMATORS": ESTIMATORS,

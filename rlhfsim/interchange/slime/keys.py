@@ -248,7 +248,7 @@ def _chunked(plan: Plan) -> bool:
 
 
 TABLE = Table(
-    rows_of(
+    lambda: rows_of(
         "slime",
         {
             "ESTIMATORS": ESTIMATORS,

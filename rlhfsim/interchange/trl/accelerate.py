@@ -81,4 +81,4 @@ ROWS: Mapping[str, Any] = {
     "sharded": Codec(lambda zero: zero == 3, _sharded),
     "stage": Codec(lambda zero: zero or None, _stage),
 }
-"""What the rows of these keys name in `keys.yaml`."""
+"""What the rows of these keys name in `accelerate.yaml`."""

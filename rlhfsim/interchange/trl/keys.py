@@ -316,20 +316,22 @@ def _kl(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> bool:
 
 
 TABLE = Table(
-    rows_of(
-        "trl",
-        {
-            **ROWS,
-            "ADAPTERS": ADAPTERS,
-            "LOSSES": LOSSES,
-            "RANK": RANK,
-            "SEQUENCES": SEQUENCES,
-            "batch": _batch,
-            "kl": Codec(lambda kl: 0.001 if kl else 0.0, _kl),
-            "whole_generation": _whole_generation,
-            "widest": lambda plan: 1 + CLIP_RANGES["cispo"][1],
-            "without": lambda plan: "" if plan.placement.role("reference") else "no reference model",
-        },
+    lambda: (
+        rows_of("trl", ROWS, "accelerate")
+        | rows_of(
+            "trl",
+            {
+                "ADAPTERS": ADAPTERS,
+                "LOSSES": LOSSES,
+                "RANK": RANK,
+                "SEQUENCES": SEQUENCES,
+                "batch": _batch,
+                "kl": Codec(lambda kl: 0.001 if kl else 0.0, _kl),
+                "whole_generation": _whole_generation,
+                "widest": lambda plan: 1 + CLIP_RANGES["cispo"][1],
+                "without": lambda plan: "" if plan.placement.role("reference") else "no reference model",
+            },
+        )
     ),
     _rest,
     {

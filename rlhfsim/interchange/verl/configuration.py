@@ -35,9 +35,8 @@ from rlhfsim.interchange.verl.versions import (
     spelled,
 )
 
-BUDGETS = TABLE.keys_of(
-    "actor.train_tokens", "actor.score_tokens", "reference.score_tokens", "critic.train_tokens"
-)
+BUDGETS = ("actor.train_tokens", "actor.score_tokens", "reference.score_tokens", "critic.train_tokens")
+"""Fields of the tokens of a micro-batch."""
 DEGREES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -52,7 +51,8 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     if given_keys.trains_given(s):
         yield from given_findings.findings(s, run)
         return
-    yield from short_budget(s, run, *BUDGETS, then="verl stops at its first batch", stops=True)
+    budgets = TABLE.keys_of(*BUDGETS)
+    yield from short_budget(s, run, *budgets, then="verl stops at its first batch", stops=True)
     yield from _priced_otherwise(s, run)
     yield from _unsaid_micro_batches(s, run)
     yield from _other_micro_batches(s)

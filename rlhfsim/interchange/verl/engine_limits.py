@@ -25,7 +25,7 @@ from rlhfsim.specs.model.presets import resolve_model
 BATCHED, CHUNKED, CONTEXT = (
     f"{ROLL}.{name}" for name in ("max_num_batched_tokens", "enable_chunked_prefill", "max_model_len")
 )
-UTILIZATION, STANDALONE = (f"{ROLL}.{name}gpu_memory_utilization" for name in ("", "standalone_"))
+STANDALONE = f"{ROLL}.standalone_gpu_memory_utilization"
 RAISED = LEAVES_LOGITS
 """First release that raises the budget."""
 USUAL = 8192

@@ -65,16 +65,6 @@ from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm
 
-ESTIMATORS: dict[Algorithm, str] = {
-    "ppo": "gae",
-    "grpo": "grpo",
-    "dr-grpo": "grpo",
-    "dapo": "grpo",
-    "gspo": "grpo",
-    "cispo": "grpo",
-    "rloo": "rloo",
-    "reinforce++": "reinforce_plus_plus",
-}
 READ: dict[str, Algorithm] = {
     "gae": "ppo",
     "grpo": "grpo",
@@ -93,7 +83,7 @@ same cost. Not read: ReMax generates a greedy response more a prompt, optimal ba
 vocabulary once more."""
 CRITIC = "critic.model.path"
 ESTIMATOR, BY_DEVIATION = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
-LOSS_MODE, AGGREGATION = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
+LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 KL_LOSS, MERGED = f"{ACTOR}.use_kl_loss", "actor_rollout_ref.model.lora.merge"
 FILTERS, MOST_BATCHES = (f"algorithm.filter_groups.{name}" for name in ("enable", "max_num_gen_batches"))
 MODE, HYBRID = "trainer.v1.trainer_mode", "actor_rollout_ref.hybrid_engine"
@@ -319,7 +309,7 @@ def _prefill(plan: Plan) -> Iterator[Setting]:
 
 
 TABLE = Table(
-    rows_of(
+    lambda: rows_of(
         "verl",
         {
             "BATCHED": BATCHED,
@@ -354,13 +344,14 @@ TABLE = Table(
             "SENT": SENT,
             "SEQUENCES": SEQUENCES,
             "SLEEPS": SLEEPS,
+            "STRATEGY": PREFIXES["actor"].strategy,
             "SYNCED": SYNCED,
             "TRAIN_BATCH": TRAIN_BATCH,
             "UNPADDED": UNPADDED,
             "USUAL": USUAL,
             "backend": Codec(lambda backend: "megatron" if backend == "megatron" else "dp", _trainer),
             "by_version": by_version,
-            "engine": lambda role: engine(PREFIXES[role]),
+            "degrees": lambda role: engine(PREFIXES[role]),
             "gradient_sums": gradient_sums(PREFIXES["actor"]),
             "graphs": lambda read: not by_version(EAGER)(read),
             "lends": lambda plan: plan.placement.schedule.lend or None,
