@@ -46,8 +46,8 @@ class Instead:
         asked, runs = given[self.field], self.runs(plan) if callable(self.runs) else self.runs
         if asked != runs:
             yield Unsaid(
-                what=self.what.format(asked),
-                instead=self.instead.format(runs),
+                self.what.format(asked),
+                self.instead.format(runs),
                 nearest=self._nearest(plan, runs) if self.priced else None,
                 of=(*(() if self.carried else (_path(self.field),)), *self.also),
             )
@@ -146,8 +146,8 @@ def generated_as_batch(plan: Plan) -> Iterator[Unsaid]:
     work, sampling = plan.workload, plan.workload.dynamic_sampling
     if sampling is not None and sampling.prompts_of(work.prompts) != work.prompts:
         yield Unsaid(
-            what=f"{sampling.prompts_of(work.prompts)} prompts of a generation batch",
-            instead=f"{work.prompts}, as the batch's",
+            f"{sampling.prompts_of(work.prompts)} prompts of a generation batch",
+            f"{work.prompts}, as the batch's",
             nearest=with_workload(plan, dynamic_sampling=replace(sampling, gen_prompts=None)),
             of=("workload.dynamic_sampling",),
         )
@@ -157,8 +157,8 @@ def long_samples(longest: int, pack: int | None, shown: int | None = None) -> It
     """Samples that are longer than the packs of a plan."""
     if pack is not None and pack < longest:
         yield Unsaid(
-            what=f"samples of {longest} tokens in packs of {shown or pack}",
-            instead="a longer sample is a micro-batch of its own",
+            f"samples of {longest} tokens in packs of {shown or pack}",
+            "a longer sample is a micro-batch of its own",
         )
 
 

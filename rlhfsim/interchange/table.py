@@ -169,7 +169,7 @@ class Key:
         if holds(self.when, given) and not (self.quiet and given[self.field] == self.default):
             value = self.codec.write(given[self.field])
             if value is not None:
-                yield Setting(key=self.key, value=value, why=_said(self.why, plan))
+                yield Setting(self.key, value, _said(self.why, plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class FixedKey:
         if holds(self.when, given):
             value = self.value(plan) if callable(self.value) else self.value
             if value is not None or not callable(self.value):
-                yield Setting(key=self.key, value=value, why=_said(self.why, plan))
+                yield Setting(self.key, value, _said(self.why, plan))
 
 
 Rule = Callable[[Plan], Iterable[Setting]]
@@ -249,10 +249,10 @@ def drafts(prefix: str) -> Rule:
         if drafted is None:
             return
         method = {"draft": "draft_model", "eagle": "eagle3"}.get(drafted.method, drafted.method)
-        yield Setting(key=f"{prefix}.method", value=method, why=drafting(plan))
-        yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
+        yield Setting(f"{prefix}.method", method, drafting(plan))
+        yield Setting(f"{prefix}.num_speculative_tokens", drafted.draft_tokens)
         if drafted.method in ("draft", "eagle"):
-            yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
+            yield Setting(f"{prefix}.model", "${DRAFT_MODEL}")
 
     return settings
 

@@ -81,7 +81,7 @@ def written_for(plan: Plan, framework: str, sections: Iterable[Section], unsaid:
     before, given = (*sections, *([dapo] if dapo.settings else [])), PlanFields(plan, {})
     known = {bare(setting.key) for section in before for setting in section.settings}
     settings = tuple(
-        Setting(key=row.key, value=row.value, why=f"{row.decides}; {framework}'s own default is {row.own}")
+        Setting(row.key, row.value, f"{row.decides}; {framework}'s own default is {row.own}")
         for row in training_keys(framework)
         if row.key and bare(row.key) not in known and holds(row.when, given)
     )

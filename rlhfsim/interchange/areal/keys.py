@@ -227,52 +227,52 @@ def _lag(plan: Plan) -> int:
 def _under_way(plan: Plan) -> Iterator[Setting]:
     lag = _lag(plan)
     why = f"prompts under way: those of {lag + 1} steps" if lag else "prompts of a step"
-    yield Setting(key="rollout.max_concurrent_rollouts", value=plan.workload.prompts * (lag + 1), why=why)
+    yield Setting("rollout.max_concurrent_rollouts", plan.workload.prompts * (lag + 1), why)
 
 
 def _norm(plan: Plan) -> Iterator[Setting]:
     norm = NORMS[plan.workload.algorithm]
     if norm is not None:
         for name, level in norm.items():
-            yield Setting(key=f"actor.reward_norm.{name}", value=level)
-        yield Setting(key="actor.reward_norm.group_size", value="${gconfig.n_samples}")
+            yield Setting(f"actor.reward_norm.{name}", level)
+        yield Setting("actor.reward_norm.group_size", "${gconfig.n_samples}")
 
 
 def _engine(plan: Plan, section: str, placed: RolePlacement, why: str) -> Iterator[Setting]:
     """What every engine that trains or scores has."""
     megatron = plan.placement.backend == "megatron"
-    yield Setting(key=f"{section}.backend", value=allocation(placed.layout, megatron=megatron), why=why)
-    yield Setting(key=f"{section}.experiment_name", value="${experiment_name}")
-    yield Setting(key=f"{section}.trial_name", value="${trial_name}")
+    yield Setting(f"{section}.backend", allocation(placed.layout, megatron=megatron), why)
+    yield Setting(f"{section}.experiment_name", "${experiment_name}")
+    yield Setting(f"{section}.trial_name", "${trial_name}")
     worker = WORKER if section == "actor" else "${actor.scheduling_spec}"
-    yield Setting(key=f"{section}.scheduling_spec", value=worker)
-    yield Setting(key=f"{section}.disable_dropout", value=True)
+    yield Setting(f"{section}.scheduling_spec", worker)
+    yield Setting(f"{section}.disable_dropout", True)
     trained = section != "ref"
     recompute = placed.layout.recompute if trained else "none"
     why = held(plan, f"{section}.train", placed.pool) if trained else ""
-    yield Setting(key=f"{section}.gradient_checkpointing", value=recompute != "none", why=why)
+    yield Setting(f"{section}.gradient_checkpointing", recompute != "none", why)
     if megatron:
         if recompute == "selective":
-            yield Setting(key=f"{section}.megatron.recompute_granularity", value="selective")
-        yield Setting(key=f"{section}.megatron.ddp.use_distributed_optimizer", value=placed.layout.zero == 1)
+            yield Setting(f"{section}.megatron.recompute_granularity", "selective")
+        yield Setting(f"{section}.megatron.ddp.use_distributed_optimizer", placed.layout.zero == 1)
         if placed.layout.vp > 1:
-            yield Setting(key=f"{section}.megatron.virtual_pipeline_parallel_size", value=placed.layout.vp)
+            yield Setting(f"{section}.megatron.virtual_pipeline_parallel_size", placed.layout.vp)
     elif placed.layout.offload_optimizer == "cpu":
-        yield Setting(key=f"{section}.fsdp.offload_params", value=True, why=memory(plan))
-    yield Setting(key=f"{section}.offload", value=leaves(placed))
+        yield Setting(f"{section}.fsdp.offload_params", True, memory(plan))
+    yield Setting(f"{section}.offload", leaves(placed))
     yield from _micro_batch(plan, section, placed.layout, scores=not trained)
 
 
 def _micro_batch(plan: Plan, section: str, layout: Layout, *, scores: bool) -> Iterator[Setting]:
     limit = layout.pack(scoring=scores)
     if limit is not None:
-        yield Setting(key=f"{section}.mb_spec.max_tokens_per_mb", value=limit, why="of all CP ranks")
+        yield Setting(f"{section}.mb_spec.max_tokens_per_mb", limit, "of all CP ranks")
         return
     each = plan.workload.num_sequences // (1 if scores else plan.workload.mini_batches)
     size = layout.sequences(scoring=scores)
     number = math.ceil(each / (layout.dp * size))
     why = f"micro-batches of {size} samples"
-    yield Setting(key=f"{section}.mb_spec.n_mbs", value=number, why=why)
+    yield Setting(f"{section}.mb_spec.n_mbs", number, why)
 
 
 def _beside(plan: Plan, section: str, placed: RolePlacement | None) -> Iterator[Setting]:
@@ -280,19 +280,19 @@ def _beside(plan: Plan, section: str, placed: RolePlacement | None) -> Iterator[
     if placed is None:
         return
     yield from _engine(plan, section, placed, "")
-    yield Setting(key=f"{section}.path", value="${actor.path}")
+    yield Setting(f"{section}.path", "${actor.path}")
     if section == "critic":
-        yield Setting(key="critic.is_critic", value=True)
-        yield Setting(key="critic.ppo_n_minibatches", value="${actor.ppo_n_minibatches}")
-        yield Setting(key="critic.optimizer.type", value="adam")
-        yield Setting(key="critic.optimizer.lr", value="???")
+        yield Setting("critic.is_critic", True)
+        yield Setting("critic.ppo_n_minibatches", "${actor.ppo_n_minibatches}")
+        yield Setting("critic.optimizer.type", "adam")
+        yield Setting("critic.optimizer.lr", "???")
     placement = plan.placement
     critic = placement.role("critic")
     with_critic = critic is not None and section != "critic" and placed.pool == critic.pool
     if placed.pool == placement.actor.pool or with_critic:
         target = "actor" if placed.pool == placement.actor.pool else "critic"
-        yield Setting(key=f"{section}.scheduling_strategy.type", value="colocation")
-        yield Setting(key=f"{section}.scheduling_strategy.target", value=target)
+        yield Setting(f"{section}.scheduling_strategy.type", "colocation")
+        yield Setting(f"{section}.scheduling_strategy.target", target)
     elif placement.rollout is not None and placed.pool == placement.rollout.pool:
         raise RlhfsimError(
             "sharing-not-expressible",

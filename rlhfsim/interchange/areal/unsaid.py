@@ -70,8 +70,8 @@ def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
         yield from _of_scoring(plan, name)
     if layout.score_pack_tokens not in (None, layout.pack_tokens):
         yield Unsaid(
-            what=f"packs of {layout.score_pack_tokens} tokens for the policy's log-probs",
-            instead=f"{layout.pack_tokens}, as in training; the reference keeps its own",
+            f"packs of {layout.score_pack_tokens} tokens for the policy's log-probs",
+            f"{layout.pack_tokens}, as in training; the reference keeps its own",
             nearest=with_layouts(plan, "actor", "critic", score_pack_tokens=None),
             of=("actor.layout.score_pack_tokens", "critic.layout.score_pack_tokens"),
         )
@@ -89,8 +89,8 @@ def _of_scoring(plan: Plan, name: str) -> Iterator[Unsaid]:
     )
     if size != together:
         yield Unsaid(
-            what=f"micro-batches of {size} samples while the {name} scores",
-            instead=f"as many micro-batches as in training, of {together} samples",
+            f"micro-batches of {size} samples while the {name} scores",
+            f"as many micro-batches as in training, of {together} samples",
             nearest=with_layouts(plan, name, score_micro_batch=together),
             of=(f"{name}.layout.score_micro_batch",),
         )

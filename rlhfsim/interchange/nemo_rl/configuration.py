@@ -19,6 +19,7 @@ from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.findings import (
     group_of_one,
+    refused,
     short_budget,
     uneven_batch,
     uneven_updates,
@@ -90,11 +91,10 @@ def _split_packs(s: FrameworkSettings) -> Iterator[Finding]:
     for model in ("policy", "teacher"):
         keys = (f"{model}.dtensor_cfg.sequence_parallel", f"{model}.sequence_packing.enabled")
         if s.flag(f"{model}.dtensor_cfg.enabled") and all(s.flag(key) for key in keys):
-            yield Finding(
-                what=f"distillation with {keys[0]}=true and packed samples: NeMo-RL refuses it",
-                keys=keys,
+            yield refused(
+                f"distillation with {keys[0]}=true and packed samples: NeMo-RL refuses it",
+                *keys,
                 remedy=f"{keys[0]}=false",
-                stops=True,
             )
 
 
@@ -104,11 +104,11 @@ def _asynchronous(s: FrameworkSettings) -> Iterator[Finding]:
     for key, value in wanted:
         said = s.find(key)
         if isinstance(said, bool) and said is not value:
-            yield Finding(
-                what=f"asynchronous GRPO with {key}={str(said).lower()}: NeMo-RL refuses it",
-                keys=(TABLE.key("schedule.asynchronous"), key),
+            yield refused(
+                f"asynchronous GRPO with {key}={str(said).lower()}: NeMo-RL refuses it",
+                TABLE.key("schedule.asynchronous"),
+                key,
                 remedy=f"{key}={str(value).lower()}",
-                stops=True,
             )
 
 

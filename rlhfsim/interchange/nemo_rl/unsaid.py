@@ -157,8 +157,8 @@ def _of_split(plan: Plan) -> Iterator[Unsaid]:
         role = plan.placement.trainers[name]
         if role.layout.tp > 1 and role.layout.sequence_parallel and refuses_split(plan, role):
             yield Unsaid(
-                what=f"sequence parallelism of the {name} in packed micro-batches",
-                instead="distillation on DTensor refuses it: only weights are cut",
+                f"sequence parallelism of the {name} in packed micro-batches",
+                "distillation on DTensor refuses it: only weights are cut",
                 nearest=with_layouts(plan, name, sequence_parallel=False),
                 of=(f"{name}.layout.sequence_parallel",),
             )
@@ -170,15 +170,15 @@ def _of_pairs(plan: Plan) -> Iterator[Unsaid]:
     pairs = max(1, layout.micro_batch // 2)
     if layout.pack_tokens is not None or layout.micro_batch != 2 * pairs:
         yield Unsaid(
-            what="micro-batches of packs" if layout.pack_tokens else f"micro-batches of {layout.micro_batch}",
-            instead=f"micro-batches count pairs: {2 * pairs} sequences",
+            "micro-batches of packs" if layout.pack_tokens else f"micro-batches of {layout.micro_batch}",
+            f"micro-batches count pairs: {2 * pairs} sequences",
             nearest=with_layouts(plan, *roles, **dict.fromkeys(SIZES), micro_batch=2 * pairs),
             of=tuple(f"{role}.layout.{name}" for role in roles for name in ("micro_batch", *SIZES)),
         )
     if work.mini_batches > 1:
         yield Unsaid(
-            what=f"steps of {work.mini_batches} updates",
-            instead=f"steps of one, of {work.prompts // work.mini_batches} pairs",
+            f"steps of {work.mini_batches} updates",
+            f"steps of one, of {work.prompts // work.mini_batches} pairs",
             of=("workload.mini_batches", "workload.prompts"),
         )
 
@@ -188,8 +188,8 @@ def _of_reference(plan: Plan) -> Iterator[Unsaid]:
     reference = placement.role("reference")
     if reference is not None and not scored_alike(plan, reference):
         yield Unsaid(
-            what=f"the reference's own layout {reference.layout.label}",
-            instead="its weights are swapped into the policy's modules",
+            f"the reference's own layout {reference.layout.label}",
+            "its weights are swapped into the policy's modules",
             nearest=like_actor(plan, "reference"),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
@@ -198,8 +198,8 @@ def _of_reference(plan: Plan) -> Iterator[Unsaid]:
     runs: Residency = "offloaded" if away else "swapped"
     if reference is not None and reference.residency != runs:
         yield Unsaid(
-            what=f"a reference that is {reference.residency}",
-            instead="it is loaded from the host" if away else "it is swapped",
+            f"a reference that is {reference.residency}",
+            "it is loaded from the host" if away else "it is swapped",
             nearest=like_actor(plan, "reference", residency=runs),
             of=("reference.residency",),
         )
@@ -219,8 +219,8 @@ def _of_packs(plan: Plan) -> Iterator[Unsaid]:
         packs = {field: math.ceil(size * longest / layout.cp) for field, size in sizes.items()}
         most = layout.sequences(scoring=name == "reference")
         yield Unsaid(
-            what=f"micro-batches of {most} packed sequences",
-            instead=f"packs of {most * longest} tokens",
+            f"micro-batches of {most} packed sequences",
+            f"packs of {most * longest} tokens",
             nearest=with_layouts(plan, *roles, micro_batch=1, score_micro_batch=None, **packs),
             of=tuple(f"{role}.layout.{size}" for role in roles for size in ("micro_batch", *SIZES)),
         )

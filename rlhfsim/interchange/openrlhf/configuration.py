@@ -14,6 +14,7 @@ from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.findings import (
     group_of_one,
     reduced_in_turn,
+    refused,
     said_as,
     short_budget,
     uneven_updates,
@@ -68,12 +69,12 @@ def _accumulation(s: FrameworkSettings, run: RunDescription, update: int, table:
     micro, ranks = run.layout.micro_batch // sequences_of(run.algorithm), run.layout.dp
     if run.layout.pack_tokens is None and update % (micro * ranks):
         key = said_as(s, table.names("samples_of_update"))
-        yield Finding(
-            what=f"a batch of {update:,} is no multiple of micro-batches of {micro} on {ranks} data-parallel "
+        yield refused(
+            f"a batch of {update:,} is no multiple of micro-batches of {micro} on {ranks} data-parallel "
             "ranks: DeepSpeed refuses it",
-            keys=(key, said_as(s, table.names("actor.micro_batch"))),
+            key,
+            said_as(s, table.names("actor.micro_batch")),
             remedy=f"{key}={-(-update // (micro * ranks)) * micro * ranks}",
-            stops=True,
         )
 
 
@@ -98,11 +99,10 @@ def _placement(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
         yield without_engine((engines,), f"--{engines} {run.gpus // 2 or 1}")
         return
     if shared and engine.tp * engine.dp != run.gpus:
-        yield Finding(
-            what=f"{engine.dp} engines of {engine.tp} GPUs on {run.gpus} shared GPUs: OpenRLHF refuses it",
-            keys=(engines,),
+        yield refused(
+            f"{engine.dp} engines of {engine.tp} GPUs on {run.gpus} shared GPUs: OpenRLHF refuses it",
+            engines,
             remedy=f"{engines}={run.gpus // engine.tp}",
-            stops=True,
         )
     if not shared and asleep:
         yield Finding(what="the engines have GPUs of their own, so that they never sleep", keys=(sleep,))

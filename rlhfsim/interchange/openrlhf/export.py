@@ -95,8 +95,8 @@ def _unsaid_of_given(plan: Plan) -> Iterator[Unsaid]:
     if not scored_alike(plan, reference) and not scored_alike(plan, replace(reference, layout=whole)):
         same = replace(reference, layout=actor)
         yield Unsaid(
-            what="the reference's own layout",
-            instead="as the policy's",
+            "the reference's own layout",
+            "as the policy's",
             nearest=with_placement(plan, reference=same),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
@@ -121,8 +121,8 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                     score_pack_tokens=role.layout.score_pack_tokens,
                 )
                 yield Unsaid(
-                    what=f"{field} {value} of the {name}",
-                    instead=f"{ours}, as the actor's",
+                    f"{field} {value} of the {name}",
+                    f"{ours}, as the actor's",
                     nearest=with_placement(plan, **{name: replace(role, layout=same)}),
                     of=(f"{name}.layout.{field}",),
                 )
@@ -130,8 +130,8 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
     apart = [name for name, role in trained(plan) if role.layout.sequences(scoring=True) != together]
     if apart and actor.pack_tokens is None:
         yield Unsaid(
-            what=f"micro-batches of their own while {' and '.join(apart)} score",
-            instead=f"{together} samples, as for all that scores",
+            f"micro-batches of their own while {' and '.join(apart)} score",
+            f"{together} samples, as for all that scores",
             nearest=with_layouts(plan, *apart, score_micro_batch=together),
             of=tuple(f"{name}.layout.score_micro_batch" for name in apart),
         )

@@ -89,7 +89,7 @@ def _sharing(plan: Plan) -> Iterator[Setting]:
     assert rollout is not None
     together, apart = len(set(pools.values())) == 1, rollout.pool != plan.placement.actor.pool
     if together and (not apart or plan.placement.schedule.asynchronous):
-        yield Setting(key="--train.colocate_all", value=True)
+        yield Setting("--train.colocate_all", True)
         return
     if not apart or rollout.pool in pools.values():
         raise _unshared("the rollout shares GPUs with some of the roles")
@@ -104,7 +104,7 @@ def _sharing(plan: Plan) -> Iterator[Setting]:
         for b in pools:
             if a < b and pools[a] == pools[b] and {a, b} not in found.values():
                 raise _unshared(f"{a} and {b} share GPUs apart from the rollout")
-    yield from (Setting(key=key, value=True) for key in found)
+    yield from (Setting(key, True) for key in found)
 
 
 def _unshared(what: str) -> RlhfsimError:

@@ -14,6 +14,7 @@ from typing import Any
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.findings import refused
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.fields import Fields
 from rlhfsim.interchange.given_data import fields_of
@@ -76,31 +77,30 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     ranks, micro = run.gpus // (run.layout.tp * run.layout.pp), run.layout.micro_batch
     if run.prompts % (ranks * micro):
         each = run.prompts // ranks
-        yield Finding(
-            what=f"a batch of {run.prompts:,} samples is no multiple of micro-batches of {micro} on {ranks} "
+        yield refused(
+            f"a batch of {run.prompts:,} samples is no multiple of micro-batches of {micro} on {ranks} "
             "ranks: SkyRL refuses it",
-            keys=(BATCH, MICRO_BATCH),
+            BATCH,
+            MICRO_BATCH,
             remedy=f"{MICRO_BATCH}={gcd(each, micro)}"
             if each and run.prompts % ranks == 0
             else f"{BATCH}={-(-run.prompts // (ranks * micro)) * ranks * micro}",
-            stops=True,
         )
 
 
 def _bins(run: RunDescription) -> Iterator[Finding]:
     capacity, longest = (run.layout.pack_tokens or 0) * run.layout.cp, run.max_response or 0
     if capacity < longest:
-        yield Finding(
-            what=f"bins of {capacity:,} tokens below the longest sample, {longest:,}: SkyRL refuses them",
-            keys=(CAPACITY, LONGEST),
+        yield refused(
+            f"bins of {capacity:,} tokens below the longest sample, {longest:,}: SkyRL refuses them",
+            CAPACITY,
+            LONGEST,
             remedy=f"{CAPACITY}={longest}",
-            stops=True,
         )
     if run.prompts < run.layout.dp:
-        yield Finding(
-            what=f"{run.prompts:,} samples for {run.layout.dp} data-parallel ranks: SkyRL refuses a rank "
+        yield refused(
+            f"{run.prompts:,} samples for {run.layout.dp} data-parallel ranks: SkyRL refuses a rank "
             "without a bin",
-            keys=(BATCH,),
+            BATCH,
             remedy=f"{BATCH}={run.layout.dp}",
-            stops=True,
         )

@@ -149,15 +149,15 @@ def _residency(plan: Plan, *, apart: bool) -> Iterator[Unsaid]:
         ]
         if changed and kept:
             yield Unsaid(
-                what=f"states of {' and '.join(changed)} that stay in GPU memory between calls",
-                instead="what shares GPUs goes to the host while another works",
+                f"states of {' and '.join(changed)} that stay in GPU memory between calls",
+                "what shares GPUs goes to the host while another works",
                 nearest=nearest,
                 of=_between(changed),
             )
         elif changed:
             yield Unsaid(
-                what=f"states of {' and '.join(changed)} that leave GPU memory between calls",
-                instead="what has GPUs of its own stays",
+                f"states of {' and '.join(changed)} that leave GPU memory between calls",
+                "what has GPUs of its own stays",
                 nearest=nearest,
                 of=_between(changed),
             )
@@ -167,8 +167,8 @@ def _schedule(plan: Plan) -> Iterator[Unsaid]:
     schedule, work = plan.placement.schedule, plan.workload
     if schedule.continuous and work.mini_batches > 1:
         yield Unsaid(
-            what=f"new weights once in {work.mini_batches} updates",
-            instead=f"once an update; once in a step: {call(plan, 'actor.sync')}",
+            f"new weights once in {work.mini_batches} updates",
+            f"once an update; once in a step: {call(plan, 'actor.sync')}",
             of=("workload.prompts", "workload.mini_batches", "schedule"),
         )
     yield from generated_as_batch(plan)
@@ -198,8 +198,8 @@ def _micro_batches(plan: Plan) -> Iterator[Unsaid]:
     nearest = with_roles(plan, as_run)
     if nearest.placement != plan.placement:
         yield Unsaid(
-            what="micro-batches of their own for roles or for scoring",
-            instead=f"{actor.pack_tokens} tokens a GPU everywhere"
+            "micro-batches of their own for roles or for scoring",
+            f"{actor.pack_tokens} tokens a GPU everywhere"
             if actor.pack_tokens
             else f"{actor.micro_batch} samples in training, {scored} in scoring",
             nearest=nearest,
@@ -215,14 +215,10 @@ def _rollout(plan: Plan, rollout: RolloutPlacement, *, apart: bool) -> Iterator[
     level = 0 if apart else 1 if adapters else 2
     if rollout.sleep_level != level:
         does = ("all stays", "weights go to the host", "weights and KV cache are dropped")[level]
-        yield Unsaid(
-            what=f"sleep {rollout.sleep_level}",
-            instead=does,
-            nearest=with_rollout(plan, rollout, sleep=level),
-        )
+        yield Unsaid(f"sleep {rollout.sleep_level}", does, nearest=with_rollout(plan, rollout, sleep=level))
     if adapters and not rollout.layout.cuda_graphs:
         yield Unsaid(
-            what="an eager rollout with adapters",
-            instead="CUDA graphs",
+            "an eager rollout with adapters",
+            "CUDA graphs",
             nearest=with_rollout(plan, rollout, cuda_graphs=True),
         )

@@ -130,14 +130,14 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     schedule = plan.placement.schedule
     if schedule.continuous:
         yield Unsaid(
-            what=f"a limit of {schedule.staleness:g} policy version{'s' * (schedule.staleness != 1)}",
-            instead="--sglang-server-concurrency groups an engine are under way, however old",
+            f"a limit of {schedule.staleness:g} policy version{'s' * (schedule.staleness != 1)}",
+            "--sglang-server-concurrency groups an engine are under way, however old",
             of=("schedule",),
         )
 
 
 def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
-    yield Unsaid(what="vLLM, whose speed is priced", instead="the rollout runs on SGLang")
+    yield Unsaid("vLLM, whose speed is priced", "the rollout runs on SGLang")
     ledger = plan.prediction.ledger
     share = rollout.layout.memory_utilization
     besides = sum(
@@ -146,8 +146,8 @@ def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         if (entry.phase, entry.role) == ("actor.generate", "rollout") and entry.component in BESIDES
     )
     yield Unsaid(
-        what=f"memory_utilization {share:g} with all that an engine holds",
-        instead=f"SGLang's share is weights and KV cache; {format(besides, 'byte')} of activations and "
+        f"memory_utilization {share:g} with all that an engine holds",
+        f"SGLang's share is weights and KV cache; {format(besides, 'byte')} of activations and "
         "graphs come on top: lower --sglang-mem-fraction-static where they do not fit",
     )
 
@@ -159,15 +159,15 @@ def _roles(plan: Plan) -> Iterator[Unsaid]:
     alike = reference is None or (scored_alike(plan, reference) and reference.residency == swapped)
     if reference is not None and not alike:
         yield Unsaid(
-            what=f"the reference's own place ({reference.layout.label}, {reference.residency})",
-            instead="its weights lie in host memory and are swapped into the policy's modules",
+            f"the reference's own place ({reference.layout.label}, {reference.residency})",
+            "its weights lie in host memory and are swapped into the policy's modules",
             nearest=like_actor(plan, "reference", residency=swapped),
             of=("reference.residency", *(f"reference.layout.{field.name}" for field in fields(Layout))),
         )
     if critic is not None and critic.layout != actor.layout:
         yield Unsaid(
-            what=f"the critic's own layout {critic.layout.label}",
-            instead="the policy's",
+            f"the critic's own layout {critic.layout.label}",
+            "the policy's",
             nearest=like_actor(plan, "critic"),
             of=tuple(f"critic.layout.{field.name}" for field in fields(Layout)),
         )
@@ -181,23 +181,23 @@ def _batches(plan: Plan) -> Iterator[Unsaid]:
     if reuses and work.old_logprobs == "recompute":
         saved = call(plan, "actor.logprob")
         yield Unsaid(
-            what=f"old log-probs from a pass of their own{f' ({saved})' if saved else ''}",
-            instead="a rollout that is one optimizer step takes them from the training pass",
+            f"old log-probs from a pass of their own{f' ({saved})' if saved else ''}",
+            "a rollout that is one optimizer step takes them from the training pass",
             nearest=with_workload(plan, old_logprobs="reused"),
             of=("workload.old_logprobs",),
         )
     if work.old_logprobs == "reused" and not reuses:
         yield Unsaid(
-            what="old log-probs of the training pass",
-            instead=f"{work.title} computes them in a pass of their own",
+            "old log-probs of the training pass",
+            f"{work.title} computes them in a pass of their own",
             nearest=with_workload(plan, old_logprobs="recompute"),
             of=("workload.old_logprobs",),
         )
     sampling = work.dynamic_sampling
     if sampling is not None and sampling.prompts_of(work.prompts) < work.prompts:
         yield Unsaid(
-            what=f"generation batches of {sampling.prompts_of(work.prompts)} prompts",
-            instead=f"at least the {work.prompts} of the step",
+            f"generation batches of {sampling.prompts_of(work.prompts)} prompts",
+            f"at least the {work.prompts} of the step",
             nearest=with_workload(plan, dynamic_sampling=replace(sampling, gen_prompts=work.prompts)),
         )
 

@@ -131,7 +131,7 @@ def _ends(plan: Plan) -> Iterator[Setting]:
     layout = plan.placement.actor.layout
     layers = resolve_model(plan.workload.model).num_layers if layout.pp > 1 else 1
     for end, count in ends(layers, layout.pp).items():
-        yield Setting(key=f"--decoder-{end}-pipeline-num-layers", value=count, why=f"of {layers} layers")
+        yield Setting(f"--decoder-{end}-pipeline-num-layers", count, f"of {layers} layers")
 
 
 def ends(layers: int, stages: int) -> dict[str, int]:
@@ -166,17 +166,17 @@ def _drafting(plan: Plan) -> Iterator[Setting]:
     if drafted is None:
         return
     prefix = "--sglang-speculative"
-    yield Setting(key=f"{prefix}-algorithm", value=DRAFTING[drafted.method], why=drafting(plan))
+    yield Setting(f"{prefix}-algorithm", DRAFTING[drafted.method], drafting(plan))
     if drafted.method != "ngram":
-        yield Setting(key=f"{prefix}-num-steps", value=drafted.draft_tokens)
-        yield Setting(key=f"{prefix}-eagle-topk", value=1)
-    yield Setting(key=f"{prefix}-num-draft-tokens", value=drafted.draft_tokens + 1, why="the last token too")
+        yield Setting(f"{prefix}-num-steps", drafted.draft_tokens)
+        yield Setting(f"{prefix}-eagle-topk", 1)
+    yield Setting(f"{prefix}-num-draft-tokens", drafted.draft_tokens + 1, "the last token too")
     if drafted.method in ("draft", "eagle"):
-        yield Setting(key=f"{prefix}-draft-model-path", value="${DRAFT_MODEL}")
+        yield Setting(f"{prefix}-draft-model-path", "${DRAFT_MODEL}")
     if drafted.trained:
-        yield Setting(key="--mtp-num-layers", value=1)
-        yield Setting(key="--enable-mtp-training", value=True, why="so that its acceptance does not fall")
-        yield Setting(key="--mtp-loss-scaling-factor", value=0.2, why="as in its documentation")
+        yield Setting("--mtp-num-layers", 1)
+        yield Setting("--enable-mtp-training", True, "so that its acceptance does not fall")
+        yield Setting("--mtp-loss-scaling-factor", 0.2, "as in its documentation")
 
 
 def _weight_path(s: FrameworkSettings, *, shared: bool) -> WeightPath:

@@ -158,16 +158,15 @@ ROWS = (
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
     if plan.workload.generates:
         yield Unsaid(
-            what=f"prompts of at most {longest_prompt(plan)} tokens",
-            instead="TRL has no limit: filter the data set",
+            f"prompts of at most {longest_prompt(plan)} tokens", "TRL has no limit: filter the data set"
         )
     yield from instead(plan, *ROWS)
     reference = plan.placement.role("reference")
     if reference is not None and not scored_alike(plan, reference):
         same = replace(reference, layout=plan.placement.actor.layout)
         yield Unsaid(
-            what="the reference's own layout",
-            instead="as the policy's",
+            "the reference's own layout",
+            "as the policy's",
             nearest=with_placement(plan, reference=same),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )

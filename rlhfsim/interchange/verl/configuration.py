@@ -14,6 +14,7 @@ from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.findings import (
     group_of_one,
+    refused,
     short_budget,
     uneven_batch,
     whole_gradients,
@@ -59,11 +60,11 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     yield from _other_groups(s, run)
     yield from _batches(s, run)
     if run.layout.cp > 1 and run.backend == "fsdp2" and not run.packing:
-        yield Finding(
-            what=f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
-            keys=(f"{ROLES['actor']}.{ULYSSES}", UNPADDED),
+        yield refused(
+            f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
+            f"{ROLES['actor']}.{ULYSSES}",
+            UNPADDED,
             remedy=f"{UNPADDED}=True",
-            stops=True,
         )
     yield from engine_limits.findings(s, run)
     if run.backend == "fsdp2":
@@ -140,12 +141,11 @@ def _unsaid_micro_batches(s: FrameworkSettings, run: RunDescription) -> Iterator
         needed.append(critic)
     unsaid = [f"{key}_per_gpu" for key in needed if not s.says(key, f"{key}_per_gpu")]
     if unsaid:
-        yield Finding(
-            what="verl has no micro-batch of its own and nothing says one, so that it refuses to start: "
+        yield refused(
+            "verl has no micro-batch of its own and nothing says one, so that it refuses to start: "
             + ", ".join(unsaid),
-            keys=tuple(unsaid),
+            *tuple(unsaid),
             remedy=f"{DYNAMIC}=True, or the micro-batches",
-            stops=True,
         )
 
 

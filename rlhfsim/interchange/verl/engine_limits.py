@@ -17,6 +17,7 @@ from typing import Any
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.findings import refused
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.table import Codec
 from rlhfsim.interchange.verl.versions import LEAVES_LOGITS, MODEL, ROLL, SERVERS, VERSION, before
@@ -77,9 +78,9 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             remedy=f"{CHUNKED}=True, or {CONTEXT} for prompt and response alone",
         )
         return
-    yield Finding(
-        what=f"{what}verl refuses it" if chunked else f"{what}vLLM refuses it",
-        keys=(BATCHED, CHUNKED),
+    yield refused(
+        f"{what}verl refuses it" if chunked else f"{what}vLLM refuses it",
+        BATCHED,
+        CHUNKED,
         remedy=f"{BATCHED}={most}" if chunked or not serves else f"{CHUNKED}=True",
-        stops=True,
     )

@@ -115,15 +115,15 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
     layout = placement.rollout.layout if placement.rollout else None
     if layout is not None and layout.engine == "sglang" and (layout.dispatcher or layout.speculation):
         yield Unsaid(
-            what="how SGLang dispatches to experts or drafts",
-            instead="its own choice, without drafts: both are written for vLLM alone",
+            "how SGLang dispatches to experts or drafts",
+            "its own choice, without drafts: both are written for vLLM alone",
             nearest=with_layouts(plan, "rollout", dispatcher=None, speculation=None),
         )
     apart = placement.rollout is not None and placement.rollout.pool != placement.actor.pool
     if apart and not placement.schedule.asynchronous:
         yield Unsaid(
-            what="a rollout on GPUs of its own that waits for every update",
-            instead="samples may be one version old (separate_async with max_off_policy_threshold=1)",
+            "a rollout on GPUs of its own that waits for every update",
+            "samples may be one version old (separate_async with max_off_policy_threshold=1)",
             nearest=with_schedule(plan, staleness=1, partial_rollout=True, streaming=False),
             of=("schedule",),
         )
@@ -148,15 +148,15 @@ def _packs(plan: Plan, role: str, layout: Layout) -> Iterator[Unsaid]:
     train, _ = pack_limits(plan, layout)
     if train > layout.pack_tokens:
         yield Unsaid(
-            what=f"packs of {layout.pack_tokens} tokens for the {role}",
-            instead=f"{train} are written: verl refuses packs shorter than the longest sample",
+            f"packs of {layout.pack_tokens} tokens for the {role}",
+            f"{train} are written: verl refuses packs shorter than the longest sample",
             nearest=with_layouts(plan, role, pack_tokens=train),
             of=(f"{role}.layout.pack_tokens", f"{role}.layout.score_pack_tokens"),
         )
     elif role == "critic" and layout.score_pack_tokens not in (None, train):
         yield Unsaid(
-            what=f"packs of {layout.score_pack_tokens} tokens while the critic scores",
-            instead=f"{train}: verl's trainer takes one limit for the critic's training and scoring",
+            f"packs of {layout.score_pack_tokens} tokens while the critic scores",
+            f"{train}: verl's trainer takes one limit for the critic's training and scoring",
             nearest=with_layouts(plan, role, score_pack_tokens=None),
             of=("critic.layout.score_pack_tokens",),
         )
@@ -168,8 +168,8 @@ def _other_groups(plan: Plan, role: str, placed: RolePlacement) -> Iterator[Unsa
     if own != actors:
         said = ", ".join(f"{name} {value}" for name, value in own.items() if value != actors[name])
         yield Unsaid(
-            what=f"{said} for the {role}, not the actor's",
-            instead="both share a process, whose groups verl initialises once: for the first role",
+            f"{said} for the {role}, not the actor's",
+            "both share a process, whose groups verl initialises once: for the first role",
             nearest=like_actor(plan, role),
             of=tuple(f"{role}.layout.{field.name}" for field in fields(Layout)),
         )

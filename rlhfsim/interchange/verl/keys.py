@@ -303,9 +303,9 @@ def _prefill(plan: Plan) -> Iterator[Setting]:
         return
     decode = layout.dp - layout.prefill
     unit = math.gcd(layout.prefill, decode)
-    yield Setting(key=f"{SPLIT}.enabled", value=True, why="prompts are prefilled apart from decode")
-    yield Setting(key=f"{SPLIT}.prefill_replicas", value=layout.prefill // unit)
-    yield Setting(key=f"{SPLIT}.decode_replicas", value=decode // unit)
+    yield Setting(f"{SPLIT}.enabled", True, "prompts are prefilled apart from decode")
+    yield Setting(f"{SPLIT}.prefill_replicas", layout.prefill // unit)
+    yield Setting(f"{SPLIT}.decode_replicas", decode // unit)
 
 
 TABLE = Table(
