@@ -5,13 +5,15 @@ Instead("rollout.sleep", 2, "sleep {}", "a colocated rollout drops weights and K
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from rlhfsim.interchange.export import Unsaid
 from rlhfsim.interchange.fields import ROLES, Fields, PlanFields
 from rlhfsim.interchange.nearest import with_placement, with_schedule, with_workload, without_reward
+from rlhfsim.interchange.rows import tagged
 from rlhfsim.interchange.table import holds
 from rlhfsim.plan import Plan
 
@@ -165,3 +167,21 @@ def long_samples(longest: int, pack: int | None, shown: int | None = None) -> It
 def served_reward(instead: str, when: str = "") -> Instead:
     """The row of a framework whose keys name no reward model (`configuration/served_reward.py`)."""
     return Instead("reward", None, "a reward model", instead, when, carried=True)
+
+
+def instead_of(framework: str, own: Mapping[str, Any]) -> tuple[Instead, ...]:
+    """The rows of `unsaid.yaml` of a framework (the form: `rows`); `own`: what it names by `!the`."""
+    made = {
+        "OWN_ENVIRONMENT": OWN_ENVIRONMENT,
+        "layers_whole": layers_whole,
+        "old_logprobs": old_logprobs,
+        "scored_as_trained": scored_as_trained,
+        "served_reward": served_reward,
+    }
+    return tuple(chain.from_iterable(map(_rows, tagged(framework, "unsaid", {**made, **own}))))
+
+
+def _rows(given: Any) -> tuple[Instead, ...]:
+    if not isinstance(given, dict):
+        return given if isinstance(given, tuple) else (given,)
+    return (Instead(**given | {name: tuple(given.get(name, ())) for name in ("roles", "also")}),)

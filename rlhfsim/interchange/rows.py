@@ -105,6 +105,11 @@ SHARED: Mapping[str, Any] = {
 
 def rows_of(framework: str, own: Mapping[str, Any], file: str = "keys") -> dict[str, tuple[Row, ...]]:
     """Sections of a `Table` out of a file of a framework; `own`: what it names by `!the`, or as tags."""
+    return {title: tuple(_rows(given)) for title, given in tagged(framework, file, own).items()}
+
+
+def tagged(framework: str, file: str, own: Mapping[str, Any]) -> Any:
+    """What a file of a framework says; `own`: as for `rows_of`."""
     known = {**TAGS, **SHARED, **own}
 
     class Loader(yaml.CSafeLoader):
@@ -119,8 +124,7 @@ def rows_of(framework: str, own: Mapping[str, Any], file: str = "keys") -> dict[
 
     Loader.add_multi_constructor("!", made)
     text = (resources.files("rlhfsim.interchange") / framework.replace("-", "_") / f"{file}.yaml").read_text()
-    sections: dict[str, Any] = yaml.load(text, Loader=Loader)
-    return {title: tuple(_rows(given)) for title, given in sections.items()}
+    return yaml.load(text, Loader=Loader)
 
 
 def _rows(given: Any) -> Iterator[Any]:

@@ -5,18 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 
 from rlhfsim.interchange.export import Unsaid, longest_prompt, longest_response, scored_alike
-from rlhfsim.interchange.fields import shares
-from rlhfsim.interchange.instead import (
-    OWN_ENVIRONMENT,
-    Instead,
-    instead,
-    layers_whole,
-    old_logprobs,
-    scored_as_trained,
-    served_reward,
-)
+from rlhfsim.interchange.instead import Instead, instead, instead_of, layers_whole, scored_as_trained
 from rlhfsim.interchange.nearest import like_actor, with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -35,100 +27,12 @@ def alike(plan: Plan) -> bool:
 TOP_K = 64
 """`distillation.topk_logits_k` of its base, where a plan has none."""
 DISTILS = "workload.algorithm=distillation"
-ROWS = (
-    Instead("actor.vp", 1, "virtual pipeline stages {}", "one a GPU", roles=("critic",)),
-    Instead(
-        "actor.residency",
-        "offloaded",
-        "a policy that stays on the GPUs during a rollout",
-        "a colocated one moves to the host",
-        "rollout shared actor.offload_params=none",
-        roles=("critic",),
-        also=("actor.offload_between", "critic.residency", "critic.offload_between"),
-    ),
-    Instead(
-        "actor.residency",
-        "resident",
-        "a policy that moves to the host between its calls",
-        "it stays: the rollout has GPUs of its own",
-        "rollout !shared",
-        roles=("critic",),
-        also=("actor.offload_between", "critic.residency", "critic.offload_between"),
-    ),
-    Instead(
-        "actor.offload_between",
-        False,
-        "optimizer states that leave while the rollout has GPUs of its own",
-        "they stay",
-        f"rollout !shared actor.residency=resident !{DISTILS}",
-        roles=("critic",),
-        also=("critic.offload_between",),
-    ),
-    Instead(
-        "actor.offload_between",
-        lambda plan: not shares(plan) and plan.placement.actor.layout.offload_params == "none",
-        "a policy whose optimizer states leave between its calls: {}",
-        "{}: they do while the teacher scores, where weights stay and are not on the host anyway",
-        f"{DISTILS} actor.residency=resident",
-    ),
-    Instead(
-        "actor.residency",
-        "resident",
-        "a policy that moves to the host between its calls",
-        "its weights are there whenever they are not used (cpu_offload)",
-        "rollout shared !actor.offload_params=none",
-        also=("actor.offload_between",),
-    ),
-    Instead(
-        "reference.residency",
-        "offloaded",
-        "a teacher that is {}",
-        "it is loaded from the host for its call",
-        DISTILS,
-    ),
-    Instead(
-        "workload.teacher_top",
-        TOP_K,
-        "the teacher's log-probs of the tokens drawn alone",
-        f"the {TOP_K} largest logits of the teacher at each token",
-        f"{DISTILS} !workload.teacher_top",
-    ),
-    Instead(
-        "workload.epochs",
-        1,
-        "{} epochs on a batch",
-        "one: only PPO has ppo_epochs",
-        "!workload.algorithm=ppo",
-    ),
-    Instead(
-        "rollout.sleep",
-        1,
-        "sleep {}",
-        "a colocated rollout drops its KV cache and keeps its weights in host memory (sleep 1)",
-        "rollout shared",
-    ),
-    Instead(
-        "rollout.bf16_attention",
-        False,
-        "attention of an FP8 rollout in BF16",
-        "quantization_ignored_layer_kws by hand",
-        "rollout",
-        also=("workload.rollout_bf16_attention",),
-        priced=False,
-    ),
-    old_logprobs(f"rollout !{DISTILS}"),
-    OWN_ENVIRONMENT,
-    served_reward("rewards come from an environment: env.* of the base", "rollout"),
-    Instead("workload.packing", False, "packed micro-batches", "pairs are padded", "!rollout"),
-    Instead(
-        "actor.offload_between",
-        False,
-        "optimizer states that leave between the calls",
-        "they stay: no rollout needs the room",
-        "!rollout",
-    ),
-)
-"""Plans with a rollout are those of run_grpo.py and run_ppo.py, the others those of run_dpo.py."""
+
+
+@cache
+def rows() -> tuple[Instead, ...]:
+    """What is run in place of fields that no key says."""
+    return instead_of("nemo-rl", {"TOP_K": TOP_K})
 
 
 SIZES = ("score_micro_batch", "pack_tokens", "score_pack_tokens")
@@ -140,7 +44,7 @@ def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
     taught = plan.workload.distils
     alone = alike(plan) and not taught
     yield from instead(
-        plan, *ROWS, layers_whole("critic"), *([scored_as_trained("reference")] if alone else [])
+        plan, *rows(), layers_whole("critic"), *([scored_as_trained("reference")] if alone else [])
     )
     yield from _of_packs(plan) if plan.placement.rollout else _of_pairs(plan)
     yield from _of_split(plan) if taught else _of_reference(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import cache
 
 from rlhfsim.interchange.export import (
     Exporter,
@@ -19,10 +20,10 @@ from rlhfsim.interchange.export import (
 from rlhfsim.interchange.given_data import MEETS, under_torchrun
 from rlhfsim.interchange.instead import (
     ONE_PASS,
-    OWN_ENVIRONMENT,
     Instead,
     generated_as_batch,
     instead,
+    instead_of,
     layers_whole,
     long_samples,
 )
@@ -56,22 +57,12 @@ STAYS = tuple(
     for role in ("reference", "reward")
 )
 """Roles whose weights only ZeRO-3 keeps on the host."""
-ROWS = (
-    *(
-        Instead(f"rollout.{name}", runs, f"{name} {{}} of the rollout", "vLLM's own, {}")
-        for name, runs in (("max_num_seqs", SEQUENCES), ("max_batched_tokens", PREFILL))
-    ),
-    Instead(
-        "rollout.sleep",
-        1,
-        "a rollout that drops its weights (sleep 2)",
-        "they go to the host (sleep 1)",
-        "rollout.sleep=2",
-    ),
-    layers_whole("critic"),
-    OWN_ENVIRONMENT,
-    *STAYS,
-)
+
+
+@cache
+def rows() -> tuple[Instead, ...]:
+    """What is run in place of fields that no key says."""
+    return instead_of("openrlhf", {"PREFILL": PREFILL, "SEQUENCES": SEQUENCES, "STAYS": STAYS})
 
 
 def write(plan: Plan) -> Written:
@@ -103,7 +94,7 @@ def _unsaid_of_given(plan: Plan) -> Iterator[Unsaid]:
 
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
-    yield from instead(plan, *ROWS)
+    yield from instead(plan, *rows())
     if not plan.placement.schedule.asynchronous:
         yield from generated_as_batch(plan)
     actor = plan.placement.actor.layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import cache
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.export import (
@@ -18,7 +19,7 @@ from rlhfsim.interchange.export import (
     the_rollout,
 )
 from rlhfsim.interchange.fields import leaves
-from rlhfsim.interchange.instead import Instead, instead, long_samples, scored_as_trained, served_reward
+from rlhfsim.interchange.instead import Instead, instead, instead_of, long_samples
 from rlhfsim.interchange.nearest import like_actor, with_workload
 from rlhfsim.interchange.predictions import call, title_of
 from rlhfsim.interchange.slime.keys import TABLE
@@ -63,39 +64,10 @@ BESIDES = ("profile_peak", "cuda_graphs")
 """Components of a vLLM engine inside its share of the memory that SGLang counts beside its own."""
 
 
-ROWS = (
-    Instead(
-        "rollout.sleep",
-        2,
-        "sleep 1",
-        "a sleeping engine drops weights and KV cache",
-        "shared rollout.sleep=1",
-    ),
-    Instead(
-        "actor.offload_between",
-        True,
-        "a policy and a critic that stay",
-        "with a critic slime offloads both",
-        "critic actor.residency=resident",
-        also=("actor.residency", "critic.residency", "critic.offload_between"),
-        priced=False,
-    ),
-    Instead("workload.critic", "same", "a critic of {}", "it is made of the policy", "critic"),
-    scored_as_trained("critic", "reference"),
-    served_reward("it is served elsewhere, at REWARD_URL"),
-    Instead(
-        "actor.residency",
-        "offloaded",
-        "an optimizer that leaves while the weights stay",
-        "both leave between the calls",
-        "actor.residency=resident actor.offload_between",
-        also=("critic.residency",),
-        priced=False,
-    ),
-    Instead("workload.packing", True, "padded micro-batches", "samples are packed"),
-    Instead("workload.dynamic_sampling.max_gen_batches", None, "at most {} generation batches", "no limit"),
-    Instead("schedule.queue", None, "a queue of {:g} batches", "slime's own limit"),
-)
+@cache
+def rows() -> tuple[Instead, ...]:
+    """What is run in place of fields that no key says."""
+    return instead_of("slime", {})
 
 
 def write(plan: Plan) -> Written:
@@ -124,7 +96,7 @@ def _check(plan: Plan) -> None:
 def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     """Everything in a plan that slime cannot be told, with what it does instead."""
     yield from _engine(plan, rollout)
-    yield from instead(plan, *ROWS)
+    yield from instead(plan, *rows())
     yield from _roles(plan)
     yield from _batches(plan)
     schedule = plan.placement.schedule

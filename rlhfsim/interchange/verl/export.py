@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.export import Exporter, Setting, Unsaid, Written, script, the_rollout
 from rlhfsim.interchange.given_data import MEETS, under_torchrun
-from rlhfsim.interchange.instead import ONE_PASS, OWN_ENVIRONMENT, Instead, instead, layers_whole
+from rlhfsim.interchange.instead import ONE_PASS, Instead, instead, instead_of, layers_whole
 from rlhfsim.interchange.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.interchange.predictions import title_of
 from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
@@ -60,57 +61,14 @@ def write(plan: Plan) -> Written:
     return written_for(plan, "verl", TABLE.write(plan), _unsaid(plan))
 
 
-ROWS = (
-    Instead(
-        "schedule.partial_rollout",
-        True,
-        "batches that are generated with one version of the weights",
-        "requests are interrupted at every update and go on with the new weights",
-        "!shared schedule.asynchronous",
-    ),
-    layers_whole("critic"),
-    Instead(
-        "reference.offload_params",
-        "cpu",
-        "the weights of the reference on the GPUs while it scores",
-        "FSDP has those of a role that is never trained on the host, whatever its keys say",
-        "kl !backend=megatron !workload.lora.rank",
-    ),
-    Instead(
-        "reference.residency",
-        "resident",
-        "a reference that leaves between its calls",
-        "it is on the host anyway",
-        "kl !backend=megatron !workload.lora.rank",
-        also=("reference.offload_between",),
-    ),
-    Instead(
-        "reference.offload_params",
-        lambda plan: plan.placement.actor.layout.offload_params,
-        "weights under the adapters that are not where the policy's are",
-        "they are the policy's",
-        "kl !backend=megatron workload.lora.rank",
-    ),
-    Instead(
-        "reference.residency",
-        lambda plan: plan.placement.actor.residency,
-        "weights under the adapters that do not leave with the policy's",
-        "they are the policy's",
-        "kl !backend=megatron workload.lora.rank",
-    ),
-    OWN_ENVIRONMENT,
-    Instead(
-        "workload.dynamic_sampling.max_gen_batches",
-        None,
-        "at most {} generation batches",
-        "no limit",
-        also=("workload.dynamic_sampling",),
-    ),
-)
+@cache
+def rows() -> tuple[Instead, ...]:
+    """What is run in place of fields that no key says."""
+    return instead_of("verl", {})
 
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
-    yield from instead(plan, *ROWS)
+    yield from instead(plan, *rows())
     placement = plan.placement
     layout = placement.rollout.layout if placement.rollout else None
     if layout is not None and layout.engine == "sglang" and (layout.dispatcher or layout.speculation):
