@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -61,8 +61,8 @@ class TrainingKey:
     @property
     def own(self) -> str:
         """The framework's default in words."""
-        used = "" if self.examples is None else f"; {_text(self.examples)} in its examples"
-        return f"{_text(self.default)}{used}{f', {FAR:g} times or more apart' if self.far else ''}"
+        used = "" if self.examples is None else f"; {shown(self.examples)} in its examples"
+        return f"{shown(self.default)}{used}{f', {FAR:g} times or more apart' if self.far else ''}"
 
 
 @cache
@@ -91,16 +91,6 @@ def written_for(plan: Plan, framework: str, sections: Iterable[Section], unsaid:
     )
 
 
-def training_table(framework: str) -> Iterator[str]:
-    """The table of a framework's page."""
-    yield "| decides | key | written | the framework's own default |"
-    yield "|---|---|---|---|"
-    for row in training_keys(framework):
-        said = f"demanded, `{row.value}`" if row.demanded else f"`{_text(row.value)}`"
-        key, written = (f"`{row.key}`", said) if row.key else ("-", "its default")
-        yield f"| {row.decides} | {key} | {written} | {row.own} |"
-
-
 def _number(value: Any) -> float | str:
     """YAML reads `1e-6` as a word; a switch is one."""
     if isinstance(value, bool):
@@ -111,7 +101,7 @@ def _number(value: Any) -> float | str:
         return str(value)
 
 
-def _text(value: Value) -> str:
+def shown(value: Value) -> str:
     """A value as people write it."""
     if isinstance(value, float):
         return f"{value:g}"

@@ -219,7 +219,7 @@ def test_one_line_for_both_allocations_is_read_and_another_is_refused() -> None:
     assert (run.gpus, run.rollout_gpus, run.rollout.tp, run.backend) == (8, 8, 2, "fsdp2")
     with pytest.raises(RlhfsimError, match="no allocation"):
         configuration.run(
-            settings.with_values({"actor.backend": "megatron:x4", "rollout.backend": "vllm:d4"}), {}
+            settings.with_values({"actor.backend": "megatron:x4", "rollout.backend": "vllm:d4"})
         )
 
 

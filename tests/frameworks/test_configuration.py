@@ -12,8 +12,14 @@ from lab.fuzz.seeds import exported
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.forms import of_files, of_text
 from rlhfsim.interchange.configuration.recognise import read_configuration
-from rlhfsim.interchange.configuration.shell import commands_of, split, words_of
+from rlhfsim.interchange.configuration.shell import commands_of, split
 from rlhfsim.specs.model.presets import resolve_model
+
+
+def words_of(text: str, name: str) -> list[str]:
+    """Words of all commands of a script, in order."""
+    return [word for command in commands_of(text, name) for word in command]
+
 
 VERL = """#!/bin/bash
 set -x

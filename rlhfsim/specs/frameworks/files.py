@@ -14,7 +14,7 @@ from rlhfsim.specs.placement.heads import Head
 
 
 def data_of(framework: str, name: str) -> dict[str, Any]:
-    """What a file of a framework says; nothing where it has no such file."""
+    """What a file of a framework says, or of none (empty); nothing where it has no such file."""
     path = Path(__file__).parent / framework.replace("-", "_") / f"{name}.yaml"
     found: dict[str, Any] = yaml.load(path.read_text(), Loader=yaml.CSafeLoader) if path.is_file() else {}
     return found

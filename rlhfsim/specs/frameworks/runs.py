@@ -75,66 +75,10 @@ ASKED_FOR = frozenset(
 )
 """Features that no search chooses for a question that says nothing of them: who has them runs no more of the
 plans that come out by default."""
-FEATURES: Mapping[str, str] = {
-    "one step off": "leave out --allow async",
-    "staleness above 1": "use --max-staleness 1",
-    "partial rollouts": "set partial_rollout: false",
-    "late groups thrown away": "set schedule.late: wait",
-    "late groups generated again": "set schedule.late: wait",
-    LENDS: "leave out --allow lend, or set schedule.lend: false",
-    "weights sent while the next batch is generated": "set overlapped_sync: false",
-    "streaming": "use --forbid streaming",
-    "double buffering": "set double_buffered: false",
-    "dynamic sampling": "leave out workload.dynamic_sampling; the simulator prices it",
-    "oversampling": "leave out workload.oversampling; the simulator prices it",
-    "environments": "leave out workload.environment; the simulator prices it",
-    "roles on GPUs of their own": "place them with the actor: --forbid split,standalone",
-    "reward model on GPUs of its own": "place it with the actor",
-    "rollout by the training modules": "place the rollout: rollout: {pool: ..., layout: {...}}",
-    "rollout tensor parallelism": "use rollout tp 1",
-    "rollout pipeline parallelism": "use rollout tp and dp",
-    "rollout expert parallelism": "use rollout tp and dp",
-    "rollout attention data parallelism": "use rollout tp and dp",
-    "rollout replicas across nodes": "use a smaller rollout tp, or nodes with more GPUs",
-    "prefill apart from decode": "set rollout prefill: 0",
-    "speculative decoding": "leave out speculation, of workload and rollout layout",
-    "MTP layers trained with the policy": "set speculation.trained: false",
-    "EAGLE-3 heads trained with the policy": "set speculation.trained: false",
-    "largest logits of a teacher": "leave out workload.teacher_top",
-    "several teachers": "name one teacher",
-    "further roles": "leave out its model in the workload, or have it priced alone: --framework any",
-    "router replay": "leave out workload.router_replay",
-    "FP8 rollout": "set rollout precision to bf16",
-    "FP8 KV cache": "set kv_precision to bf16",
-    "MXFP4 rollout": "set rollout precision to bf16 or fp8",
-    "NVFP4 rollout": "set rollout precision to bf16 or fp8",
-    "BF16 layers in an FP8 rollout": "leave out bf16_attention and bf16_layers",
-    "offload to the host": "use --forbid offload",
-    "partial optimizer offload": "leave out offload_fraction",
-    "HSDP": "leave out shards",
-    "offload to NVMe": "use offload_optimizer: cpu",
-    "roles created anew for each call": "use residency: offloaded",
-    "reference swapped in place of the actor": "use residency: offloaded for the reference",
-    "LoRA": "leave out workload.lora",
-    "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
-    "LoRA on a 4-bit base": "set workload.lora.base: bf16",
-    "8-bit Adam": "set workload.optimizer: adam",
-    "old log-probs of the rollout": "set workload.old_logprobs: recompute",
-    "old log-probs of the training pass": "set workload.old_logprobs: recompute",
-    "BF16 gradients": "leave out workload.gradients",
-    "FP32 gradient sums": "leave out workload.gradients",
-    "AMD GPUs": "use NVIDIA GPUs",
-    "gated delta net or Mamba-2 layers": "take a model whose layers all attend",
-    "sparse attention": "take a model without an indexer",
-    "FP8 training": "set workload.train_precision: bf16",
-    "micro-batches by tokens": "give micro_batch in place of pack_tokens",
-}
+_NAMED = data_of("", "features")
+FEATURES: Mapping[str, str] = _NAMED["features"]
 """What a plan may ask of a framework beside its training backend and weight path -> how to do without."""
-KINDS: Mapping[str, str] = {
-    "weight sync of attention sinks": "take a model of another family than gpt-oss",
-    "vision towers": "save the language model inside as a model of its own (of a Qwen2.5-VL a qwen2, of a "
-    "Qwen3-VL a qwen3, of a Gemma 3 a gemma3_text) and plan with that",
-}
+KINDS: Mapping[str, str] = _NAMED["kinds"]
 """Kinds of model that a framework may be seen not to run -> how to do without."""
 
 
