@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+
+import yaml
 
 from rlhfsim.outputs import comment
 
@@ -15,6 +19,14 @@ def bash(head: str, needs: Mapping[str, str], body: str) -> str:
     lines = ["#!/usr/bin/env bash", *map(comment, head.splitlines()), "set -euo pipefail", ""]
     lines += [f': "${{{name}:?{what}}}"' for name, what in read_by(body, needs).items()]
     return "\n".join([*lines, "", body]) + "\n"
+
+
+@cache
+def needs_of(framework: str) -> Mapping[str, str]:
+    """Variables that the scripts of a framework may read -> what they hold."""
+    text = (resources.files("rlhfsim.interchange") / "needs.yaml").read_text()
+    found: Mapping[str, str] = yaml.load(text, Loader=yaml.CSafeLoader)[framework]
+    return found
 
 
 def read_by(script: str, needs: Mapping[str, str]) -> Mapping[str, str]:

@@ -18,14 +18,6 @@ from rlhfsim.interchange.table import bare, holds
 from rlhfsim.plan import Plan
 
 TITLE = "what decides training: yours to choose"
-TRAINING_NEEDS = {
-    "LR": "learning rate of the policy, 1e-6 in most recipes of RL, 1e-5 of SFT",
-    "CRITIC_LR": "learning rate of the critic, 1e-5 in most recipes",
-    "INPUT_KEY": "key of the prompts in the data set, such as prompt",
-    "LABEL_KEY": "key of the answers that the reward reads, such as label",
-    "SAVE": "folder for checkpoints",
-}
-"""Variables that launches demand for it, beside those of each framework."""
 FAR = 10.0
 """Factor between a default and what the framework's own examples use from which it is named."""
 

@@ -17,7 +17,7 @@ from rlhfsim.interchange.export import (
     script,
     the_rollout,
 )
-from rlhfsim.interchange.given_data import MEETS, under_torchrun
+from rlhfsim.interchange.given_data import under_torchrun
 from rlhfsim.interchange.instead import (
     ONE_PASS,
     Instead,
@@ -27,23 +27,17 @@ from rlhfsim.interchange.instead import (
     layers_whole,
     long_samples,
 )
+from rlhfsim.interchange.launch_script import needs_of
 from rlhfsim.interchange.nearest import with_layouts, with_placement
 from rlhfsim.interchange.openrlhf import given_keys
 from rlhfsim.interchange.openrlhf.keys import PREFILL, SEQUENCES, TABLE, scored_together, trained
 from rlhfsim.interchange.openrlhf.releases import RELEASES
 from rlhfsim.interchange.predictions import title_of
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 
-NEEDS = {
-    **TRAINING_NEEDS,
-    "MODEL": "folder or Hugging Face name of the policy",
-    "PROMPTS": "data set of prompts",
-    "REWARD": "address of the reward service, http://...",
-    "DATASET": "data set of samples, or of pairs",
-    **MEETS,
-}
+NEEDS = needs_of("openrlhf")
 SHARED = ("tp", "cp", "zero", "recompute", "offload_optimizer")
 """What one flag says for all trained and scoring roles (`--ds.*`)."""
 STAYS = tuple(

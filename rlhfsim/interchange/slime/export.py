@@ -20,10 +20,11 @@ from rlhfsim.interchange.export import (
 )
 from rlhfsim.interchange.fields import leaves
 from rlhfsim.interchange.instead import Instead, instead, instead_of, long_samples
+from rlhfsim.interchange.launch_script import needs_of
 from rlhfsim.interchange.nearest import like_actor, with_workload
 from rlhfsim.interchange.predictions import call, title_of
 from rlhfsim.interchange.slime.keys import TABLE
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.plan import Plan
 from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.placement.layout import Layout
@@ -45,21 +46,7 @@ SHAPES = {
     "qwen3-235b-a22b": "qwen3-235B-A22B",
 }
 """Model -> the file of slime's scripts/models with its shape, which slime compares with its config.json."""
-NEEDS = {
-    **TRAINING_NEEDS,
-    "SLIME": "folder of the slime repository",
-    "MEGATRON": "folder of the Megatron-LM repository",
-    "MODEL": "folder of the policy as on Hugging Face",
-    "FP8_MODEL": "folder of the policy as on Hugging Face, its weights in FP8",
-    "MODEL_ARGS_FILE": "bash file that sets MODEL_ARGS, the shape in Megatron flags, as scripts/models",
-    "PROMPTS": "JSON lines file of training prompts",
-    "REWARD_TYPE": "rule of slime/rollout/rm_hub, such as math or dapo",
-    "REWARD_URL": "address of a served reward model",
-    "GENERATE": "path of a Python function that plays the turns of an environment",
-    "SYNC_DIR": "folder that training and rollout share, for weights",
-    "LOCAL_CHECKPOINT_DIR": "folder of each rollout node, for the weights that changes are written into",
-    "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
-}
+NEEDS = needs_of("slime")
 BESIDES = ("profile_peak", "cuda_graphs")
 """Components of a vLLM engine inside its share of the memory that SGLang counts beside its own."""
 

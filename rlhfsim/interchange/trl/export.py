@@ -12,10 +12,10 @@ import yaml
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.export import Exporter, Setting, Unsaid, Written, longest_prompt, scored_alike
 from rlhfsim.interchange.instead import Instead, instead, instead_of
-from rlhfsim.interchange.launch_script import bash
+from rlhfsim.interchange.launch_script import bash, needs_of
 from rlhfsim.interchange.nearest import with_placement
 from rlhfsim.interchange.predictions import headline, title_of
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.interchange.trl.keys import ACCELERATE, LOSSES, SERVER, SHARED_PREFILL, TABLE, accumulation
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
@@ -29,12 +29,7 @@ COMMANDS: dict[Algorithm, str] = dict.fromkeys(LOSSES, "grpo") | {
     "dpo": "dpo",
     "kto": "kto",
 }
-NEEDS = {
-    **TRAINING_NEEDS,
-    "MODEL": "folder or Hugging Face name of the policy",
-    "DATASET": "data set of prompts",
-    "REWARD": "reward function, module.name",
-}
+NEEDS = needs_of("trl")
 FIXED = {
     "compute_environment": "LOCAL_MACHINE",
     "downcast_bf16": "no",

@@ -8,11 +8,12 @@ from functools import cache
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.export import Exporter, Setting, Unsaid, Written, script, the_rollout
-from rlhfsim.interchange.given_data import MEETS, under_torchrun
+from rlhfsim.interchange.given_data import under_torchrun
 from rlhfsim.interchange.instead import ONE_PASS, Instead, instead, instead_of, layers_whole
+from rlhfsim.interchange.launch_script import needs_of
 from rlhfsim.interchange.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.interchange.predictions import title_of
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.interchange.verl import given_keys
 from rlhfsim.interchange.verl.engines import GROUPS, pack_limits
 from rlhfsim.interchange.verl.keys import TABLE
@@ -22,15 +23,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 
-NEEDS = {
-    **TRAINING_NEEDS,
-    "MODEL": "folder or Hugging Face name of the policy",
-    "TRAIN_FILES": "Parquet file of training prompts, or of conversations",
-    "VAL_FILES": "Parquet file of validation prompts",
-    "REWARD_MODEL": "folder or Hugging Face name of the reward model",
-    "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
-    **MEETS,
-}
+NEEDS = needs_of("verl")
 LEFT_OPEN: Mapping[str, tuple[str, ...]] = {
     **TABLE.left_open,
     "actor.recompute": TABLE.keys_of("actor.recompute")[:1],
