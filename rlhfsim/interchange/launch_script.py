@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
-import yaml
-
 from rlhfsim.outputs import comment
+from rlhfsim.specs.frameworks.files import read_shipped
 
 TORCHRUN = "exec torchrun "
 """Begins the command of a script that is started on every node, without Ray."""
@@ -24,8 +23,7 @@ def bash(head: str, needs: Mapping[str, str], body: str) -> str:
 @cache
 def needs_of(framework: str) -> Mapping[str, str]:
     """Variables that the scripts of a framework may read -> what they hold."""
-    text = (resources.files("rlhfsim.interchange") / "needs.yaml").read_text()
-    found: Mapping[str, str] = yaml.load(text, Loader=yaml.CSafeLoader)[framework]
+    found: Mapping[str, str] = read_shipped(resources.files("rlhfsim.interchange") / "needs.yaml")[framework]
     return found
 
 

@@ -8,14 +8,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from rlhfsim.interchange.dapo import TITLE as DAPO_TITLE
 from rlhfsim.interchange.dapo import dapo_settings, dapo_unsaid
 from rlhfsim.interchange.export import Section, Setting, Unsaid, Value, Written
 from rlhfsim.interchange.fields import PlanFields
 from rlhfsim.interchange.table import bare, holds
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.files import read_shipped
 
 TITLE = "what decides training: yours to choose"
 FAR = 10.0
@@ -60,8 +59,8 @@ class TrainingKey:
 @cache
 def training_keys(framework: str) -> tuple[TrainingKey, ...]:
     """Those of one framework, in the order in which they are written."""
-    text = (resources.files("rlhfsim.interchange") / "training_keys.yaml").read_text()
-    rows: list[dict[str, Any]] = yaml.load(text, Loader=yaml.CSafeLoader)[framework]
+    file = resources.files("rlhfsim.interchange") / "training_keys.yaml"
+    rows: list[dict[str, Any]] = read_shipped(file)[framework]
     return tuple(
         TrainingKey(**row | {k: _number(row[k]) for k in ("default", "examples") if k in row}) for row in rows
     )

@@ -11,13 +11,12 @@ from importlib import resources as import_resources
 from itertools import chain
 from typing import Any
 
-import yaml
-
 from rlhfsim import resources
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.logs.records import LineReader, Record, total
+from rlhfsim.specs.frameworks.files import read_shipped
 
 AROUND = "around "
 """Begins a call in `logs.yaml` that stands for itself and the moves of its role."""
@@ -37,7 +36,7 @@ def framework_named(name: str) -> Framework:
 def metrics_of(name: str) -> dict[str, Any]:
     """What `logs.yaml` of a framework says of its metrics: fields of `Framework` that are no functions."""
     file = import_resources.files("rlhfsim.interchange") / name.replace("-", "_") / "logs.yaml"
-    given: dict[str, Any] = yaml.load(file.read_text(), Loader=yaml.CSafeLoader)
+    given = read_shipped(file)
     said = {field: tuple(value) if isinstance(value, list) else value for field, value in given.items()}
     said |= {kind: tuple(map(_timer, given.get(kind, ()))) for kind in ("timers", "waits")}
     return said | ({"rest": _timer(given["rest"])} if "rest" in given else {})

@@ -11,8 +11,6 @@ from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
 
-import yaml
-
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.configuration import Configuration
@@ -28,14 +26,13 @@ from rlhfsim.interchange.configuration.forms import Said
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.nemo_rl.engines import BUDGETS
 from rlhfsim.interchange.nemo_rl.keys import ASYNC_ENGINE, CORRECTION, GIVEN, MARKS, STARTED, TABLE
+from rlhfsim.specs.frameworks.files import read_shipped
 
 
 @cache
 def _examples() -> Mapping[str, Mapping[str, Any]]:
     """Name of one of NeMo-RL's example configurations -> what it sets over the one that it builds on."""
-    text = (resources.files("rlhfsim.interchange") / "nemo_rl" / "examples.yaml").read_text()
-    found: dict[str, dict[str, Any]] = yaml.load(text, Loader=yaml.CSafeLoader)
-    return found
+    return read_shipped(resources.files("rlhfsim.interchange") / "nemo_rl" / "examples.yaml")
 
 
 def based_on(said: Said) -> Mapping[str, Any]:

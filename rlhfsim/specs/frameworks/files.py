@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from rlhfsim.specs.placement.heads import Head
 def data_of(framework: str, name: str) -> dict[str, Any]:
     """What a file of a framework says, or of none (empty); nothing where it has no such file."""
     path = Path(__file__).parent / framework.replace("-", "_") / f"{name}.yaml"
-    found: dict[str, Any] = yaml.load(path.read_text(), Loader=yaml.CSafeLoader) if path.is_file() else {}
+    return read_shipped(path) if path.is_file() else {}
+
+
+def read_shipped(file: Traversable) -> dict[str, Any]:
+    """What a YAML file of the package says."""
+    found: dict[str, Any] = yaml.load(file.read_text(), Loader=yaml.CSafeLoader)
     return found
 
 

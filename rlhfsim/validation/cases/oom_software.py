@@ -75,5 +75,5 @@ def _head(row: Row, backend: Backend) -> Head:
     if "verl" not in framework or backend != "fsdp2":
         return UNFUSED
     entropy = framework != "verl" or (row.text("date") or "") < VERL_ENTROPY_UNTIL
-    scaled = HEADS["scaled_in_place"] if (row.text("date") or "") < VERL_IN_PLACE_UNTIL else HEADS["unpadded"]
+    scaled = HEADS["scaled_in_place" if (row.text("date") or "") < VERL_IN_PLACE_UNTIL else "unpadded"]
     return head_of(packing=unpadded(row), entropy=entropy, scaled=scaled)
