@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from rlhfsim.interchange.export import exporters
-from rlhfsim.interchange.training_keys import training_table
+from rlhfsim.interchange.training_keys import shown, training_keys
 
 DOCS = Path(__file__).parents[1] / "docs/frameworks"
 HEAD = "## What decides training"
@@ -13,6 +14,16 @@ TEXT = (
     "No price depends on it, so every export writes it or ends at once where it is not set; the values written "
     "are yours to choose."
 )
+
+
+def training_table(framework: str) -> Iterator[str]:
+    """The table of a framework's page."""
+    yield "| decides | key | written | the framework's own default |"
+    yield "|---|---|---|---|"
+    for row in training_keys(framework):
+        said = f"demanded, `{row.value}`" if row.demanded else f"`{shown(row.value)}`"
+        key, written = (f"`{row.key}`", said) if row.key else ("-", "its default")
+        yield f"| {row.decides} | {key} | {written} | {row.own} |"
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ def shipped(name: str) -> Path:
 
 @cache
 def frameworks_with(*modules: str) -> tuple[str, ...]:
-    """Frameworks of which a folder has one of these modules: names of the folders, `-` for `_`."""
-    ways = (f"{top}/*/{module}.py" for top in FRAMEWORKS for module in modules)
+    """Frameworks of which a folder has one of these modules, or YAML files: its name, `-` for `_`."""
+    ways = (f"{top}/*/{module}.[py]*" for top in FRAMEWORKS for module in modules)
     found = {path.parent.name for way in ways for path in _PACKAGE.glob(way)}
     return tuple(sorted(name.replace("_", "-") for name in found.difference(modules)))
 

@@ -67,13 +67,13 @@ def dapo_settings(plan: Plan, framework: str) -> Iterator[Setting]:
     stand_ins: Mapping[Value, Value] = {BUFFER: round(BUFFER_SHARE * limit), LIMIT: limit}
     for key, value in KEYS.get(framework, {}).items():
         found = stand_ins.get(value, value) if isinstance(value, str) else value
-        yield Setting(key=key, value=found, why="DAPO, arXiv 2503.14476")
+        yield Setting(key, found, "DAPO, arXiv 2503.14476")
 
 
 def dapo_unsaid(plan: Plan, framework: str) -> Iterator[Unsaid]:
     """The parts of DAPO that a framework has no key for, or the plan does not ask for."""
     if plan.workload.algorithm != "dapo":
         return
-    yield from (Unsaid(what=w, instead=i) for w, i in LACKS.get(framework, {}).items())
+    yield from (Unsaid(w, i) for w, i in LACKS.get(framework, {}).items())
     if plan.workload.dynamic_sampling is None:
-        yield Unsaid(what=UNFILTERED, instead="every group is trained on; --dynamic-sampling SHARE plans it")
+        yield Unsaid(UNFILTERED, "every group is trained on; --dynamic-sampling SHARE plans it")

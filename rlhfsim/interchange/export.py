@@ -38,7 +38,7 @@ Price = Callable[[Plan], Prediction]
 """What a plan's placement and workload are predicted to take."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """One key of a framework."""
 
@@ -56,7 +56,7 @@ class Section:
     settings: tuple[Setting, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Unsaid:
     """Something in a plan that a framework has no key for."""
 
@@ -213,8 +213,8 @@ def _read_otherwise(plan: Plan, owner: str, found: Differences, named: Collectio
         return None
     ours, theirs = (", ".join(f"{field} {pair[side]}" for field, pair in left.items()) for side in (0, 1))
     return Unsaid(
-        what=f"{ours} of the {owner}",
-        instead=f"{theirs}, {AS_READ}",
+        f"{ours} of the {owner}",
+        f"{theirs}, {AS_READ}",
         nearest=_as_read(plan, owner, left),
         of=tuple(path for field in left for path in paths(owner, field)),
     )
@@ -250,8 +250,8 @@ def _of_sleep(plan: Plan, name: str) -> Iterator[Unsaid]:
         return
     runs = level if level in levels else max(levels)
     yield Unsaid(
-        what=f"a rollout that is {rollout.residency} and sleeps at level {level}",
-        instead=f"it sleeps at level {runs}" if runs else "it stays awake: the GPUs are its own",
+        f"a rollout that is {rollout.residency} and sleeps at level {level}",
+        f"it sleeps at level {runs}" if runs else "it stays awake: the GPUs are its own",
         nearest=with_rollout(plan, rollout, sleep=runs, residency="resident"),
         of=("rollout.sleep", "rollout.residency"),
     )
@@ -263,8 +263,8 @@ def _of_exchange(plan: Plan, written: Written) -> Iterator[Unsaid]:
     sent = rollout.layout.dispatcher if rollout else None
     if sent and not any("a2a_backend" in key or "all2all_backend" in key for key in keys):
         yield Unsaid(
-            what=f"dispatcher {sent} of the rollout",
-            instead="the engine's option by hand (all2all_backend of vLLM, moe-a2a-backend of SGLang)",
+            f"dispatcher {sent} of the rollout",
+            "the engine's option by hand (all2all_backend of vLLM, moe-a2a-backend of SGLang)",
             of=("rollout.layout.dispatcher",),
         )
     trained = [role.layout for name, role in plan.placement.trainers.items() if name in TRAINED]
@@ -274,8 +274,8 @@ def _of_exchange(plan: Plan, written: Written) -> Iterator[Unsaid]:
     lacking = [what for name, what in said.items() if what and not any(name in key for key in keys)]
     if lacking:
         yield Unsaid(
-            what=f"{' and '.join(lacking)} of the experts' exchange",
-            instead="Megatron-Core's moe_token_dispatcher_type and overlap_moe_expert_parallel_comm by hand",
+            f"{' and '.join(lacking)} of the experts' exchange",
+            "Megatron-Core's moe_token_dispatcher_type and overlap_moe_expert_parallel_comm by hand",
             of=tuple(f"{role}.layout.{x}" for role in trained for x in ("dispatcher", "ep_overlap")),
         )
 
@@ -345,7 +345,7 @@ def as_release(plan: Plan, written: Written, name: str, way: Exporter) -> Writte
             known.add(key)
         sections.append(replace(section, settings=tuple(kept)))
     said = tuple(
-        Unsaid(what=what, instead=m.instead, nearest=m.nearest(plan) if m.nearest else None)
+        Unsaid(what, m.instead, nearest=m.nearest(plan) if m.nearest else None)
         for what, m in lacking.items()
         if what
     )

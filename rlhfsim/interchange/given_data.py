@@ -13,8 +13,6 @@ from rlhfsim.specs.workload.workload import REFERRED, Algorithm
 
 LAUNCHER = "launcher"
 """Title of the section that becomes arguments of the launcher."""
-MEETS = {MASTER: "address and port of the first node, host:29500"}
-"""What a launch on several nodes demands."""
 
 
 def samples_of(plan: Plan) -> int:

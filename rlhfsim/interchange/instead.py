@@ -5,13 +5,15 @@ Instead("rollout.sleep", 2, "sleep {}", "a colocated rollout drops weights and K
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from rlhfsim.interchange.export import Unsaid
 from rlhfsim.interchange.fields import ROLES, Fields, PlanFields
 from rlhfsim.interchange.nearest import with_placement, with_schedule, with_workload, without_reward
+from rlhfsim.interchange.rows import tagged
 from rlhfsim.interchange.table import holds
 from rlhfsim.plan import Plan
 
@@ -46,8 +48,8 @@ class Instead:
         asked, runs = given[self.field], self.runs(plan) if callable(self.runs) else self.runs
         if asked != runs:
             yield Unsaid(
-                what=self.what.format(asked),
-                instead=self.instead.format(runs),
+                self.what.format(asked),
+                self.instead.format(runs),
                 nearest=self._nearest(plan, runs) if self.priced else None,
                 of=(*(() if self.carried else (_path(self.field),)), *self.also),
             )
@@ -146,8 +148,8 @@ def generated_as_batch(plan: Plan) -> Iterator[Unsaid]:
     work, sampling = plan.workload, plan.workload.dynamic_sampling
     if sampling is not None and sampling.prompts_of(work.prompts) != work.prompts:
         yield Unsaid(
-            what=f"{sampling.prompts_of(work.prompts)} prompts of a generation batch",
-            instead=f"{work.prompts}, as the batch's",
+            f"{sampling.prompts_of(work.prompts)} prompts of a generation batch",
+            f"{work.prompts}, as the batch's",
             nearest=with_workload(plan, dynamic_sampling=replace(sampling, gen_prompts=None)),
             of=("workload.dynamic_sampling",),
         )
@@ -157,11 +159,29 @@ def long_samples(longest: int, pack: int | None, shown: int | None = None) -> It
     """Samples that are longer than the packs of a plan."""
     if pack is not None and pack < longest:
         yield Unsaid(
-            what=f"samples of {longest} tokens in packs of {shown or pack}",
-            instead="a longer sample is a micro-batch of its own",
+            f"samples of {longest} tokens in packs of {shown or pack}",
+            "a longer sample is a micro-batch of its own",
         )
 
 
 def served_reward(instead: str, when: str = "") -> Instead:
     """The row of a framework whose keys name no reward model (`configuration/served_reward.py`)."""
     return Instead("reward", None, "a reward model", instead, when, carried=True)
+
+
+def instead_of(framework: str, own: Mapping[str, Any]) -> tuple[Instead, ...]:
+    """The rows of `unsaid.yaml` of a framework (the form: `rows`); `own`: what it names by `!the`."""
+    made = {
+        "OWN_ENVIRONMENT": OWN_ENVIRONMENT,
+        "layers_whole": layers_whole,
+        "old_logprobs": old_logprobs,
+        "scored_as_trained": scored_as_trained,
+        "served_reward": served_reward,
+    }
+    return tuple(chain.from_iterable(map(_rows, tagged(framework, "unsaid", {**made, **own}))))
+
+
+def _rows(given: Any) -> tuple[Instead, ...]:
+    if not isinstance(given, dict):
+        return given if isinstance(given, tuple) else (given,)
+    return (Instead(**given | {name: tuple(given.get(name, ())) for name in ("roles", "also")}),)

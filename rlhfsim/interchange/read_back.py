@@ -71,7 +71,7 @@ def _read(plan: Plan, name: str, values: Mapping[str, Any], launch: str) -> Plac
     bare = {key.lstrip("+-").replace("-", "_"): value for key, value in values.items()}
     settings = FrameworkSettings({**carried(plan, launch), **bare, ENTRY_POINT: entry}, "export")
     try:
-        run = way.run(settings, {})
+        run = way.run(settings)
         if not plan.workload.generates and run.algorithm != plan.workload.algorithm:
             return None
         return placement_of(run, workload_of(run, _LENGTHS))

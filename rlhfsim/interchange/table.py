@@ -169,7 +169,7 @@ class Key:
         if holds(self.when, given) and not (self.quiet and given[self.field] == self.default):
             value = self.codec.write(given[self.field])
             if value is not None:
-                yield Setting(key=self.key, value=value, why=_said(self.why, plan))
+                yield Setting(self.key, value, _said(self.why, plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class FixedKey:
         if holds(self.when, given):
             value = self.value(plan) if callable(self.value) else self.value
             if value is not None or not callable(self.value):
-                yield Setting(key=self.key, value=value, why=_said(self.why, plan))
+                yield Setting(self.key, value, _said(self.why, plan))
 
 
 Rule = Callable[[Plan], Iterable[Setting]]
@@ -249,10 +249,10 @@ def drafts(prefix: str) -> Rule:
         if drafted is None:
             return
         method = {"draft": "draft_model", "eagle": "eagle3"}.get(drafted.method, drafted.method)
-        yield Setting(key=f"{prefix}.method", value=method, why=drafting(plan))
-        yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
+        yield Setting(f"{prefix}.method", method, drafting(plan))
+        yield Setting(f"{prefix}.num_speculative_tokens", drafted.draft_tokens)
         if drafted.method in ("draft", "eagle"):
-            yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
+            yield Setting(f"{prefix}.model", "${DRAFT_MODEL}")
 
     return settings
 
@@ -274,8 +274,8 @@ def of_held(phase: str, role: str) -> Callable[[Plan], str]:
 class Table:
     """All keys of a framework that a plan or a step's price has to do with."""
 
-    sections: Mapping[str, tuple[Row, ...]]
-    """Title -> rows, in the order in which they are written."""
+    rows: Callable[[], Mapping[str, tuple[Row, ...]]]
+    """Reads `sections`, when they are first asked for."""
     rest: Callable[[FrameworkSettings, Fields], Mapping[str, Any]]
     """Fields that no row reads, out of a configuration and the fields of rows."""
     planned: Mapping[str, Callable[[Plan], Any]] = field(default_factory=dict)
@@ -284,6 +284,11 @@ class Table:
     """Fields that conditions and defaults of rows need, and how a configuration says them."""
     releases: Mapping[str, Release] = field(default_factory=dict)
     """Older releases: rows are read under their names as well."""
+
+    @cached_property
+    def sections(self) -> Mapping[str, tuple[Row, ...]]:
+        """Title -> rows, in the order in which they are written."""
+        return self.rows()
 
     @cached_property
     def keys(self) -> tuple[Key, ...]:
@@ -337,7 +342,7 @@ class Table:
         """The fields that a configuration says."""
         return Reading(self, s)
 
-    def describe(self, s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+    def describe(self, s: FrameworkSettings) -> RunDescription:
         """The run of a configuration."""
         return described(Reading(self, s).all())
 

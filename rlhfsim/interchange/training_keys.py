@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
-
-import yaml
 
 from rlhfsim.interchange.dapo import TITLE as DAPO_TITLE
 from rlhfsim.interchange.dapo import dapo_settings, dapo_unsaid
@@ -16,16 +14,9 @@ from rlhfsim.interchange.export import Section, Setting, Unsaid, Value, Written
 from rlhfsim.interchange.fields import PlanFields
 from rlhfsim.interchange.table import bare, holds
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.files import read_shipped
 
 TITLE = "what decides training: yours to choose"
-TRAINING_NEEDS = {
-    "LR": "learning rate of the policy, 1e-6 in most recipes of RL, 1e-5 of SFT",
-    "CRITIC_LR": "learning rate of the critic, 1e-5 in most recipes",
-    "INPUT_KEY": "key of the prompts in the data set, such as prompt",
-    "LABEL_KEY": "key of the answers that the reward reads, such as label",
-    "SAVE": "folder for checkpoints",
-}
-"""Variables that launches demand for it, beside those of each framework."""
 FAR = 10.0
 """Factor between a default and what the framework's own examples use from which it is named."""
 
@@ -61,15 +52,15 @@ class TrainingKey:
     @property
     def own(self) -> str:
         """The framework's default in words."""
-        used = "" if self.examples is None else f"; {_text(self.examples)} in its examples"
-        return f"{_text(self.default)}{used}{f', {FAR:g} times or more apart' if self.far else ''}"
+        used = "" if self.examples is None else f"; {shown(self.examples)} in its examples"
+        return f"{shown(self.default)}{used}{f', {FAR:g} times or more apart' if self.far else ''}"
 
 
 @cache
 def training_keys(framework: str) -> tuple[TrainingKey, ...]:
     """Those of one framework, in the order in which they are written."""
-    text = (resources.files("rlhfsim.interchange") / "training_keys.yaml").read_text()
-    rows: list[dict[str, Any]] = yaml.safe_load(text)[framework]
+    file = resources.files("rlhfsim.interchange") / "training_keys.yaml"
+    rows: list[dict[str, Any]] = read_shipped(file)[framework]
     return tuple(
         TrainingKey(**row | {k: _number(row[k]) for k in ("default", "examples") if k in row}) for row in rows
     )
@@ -81,7 +72,7 @@ def written_for(plan: Plan, framework: str, sections: Iterable[Section], unsaid:
     before, given = (*sections, *([dapo] if dapo.settings else [])), PlanFields(plan, {})
     known = {bare(setting.key) for section in before for setting in section.settings}
     settings = tuple(
-        Setting(key=row.key, value=row.value, why=f"{row.decides}; {framework}'s own default is {row.own}")
+        Setting(row.key, row.value, f"{row.decides}; {framework}'s own default is {row.own}")
         for row in training_keys(framework)
         if row.key and bare(row.key) not in known and holds(row.when, given)
     )
@@ -89,16 +80,6 @@ def written_for(plan: Plan, framework: str, sections: Iterable[Section], unsaid:
         sections=(*before, Section(title=TITLE, settings=settings)),
         unsaid=(*unsaid, *dapo_unsaid(plan, framework)),
     )
-
-
-def training_table(framework: str) -> Iterator[str]:
-    """The table of a framework's page."""
-    yield "| decides | key | written | the framework's own default |"
-    yield "|---|---|---|---|"
-    for row in training_keys(framework):
-        said = f"demanded, `{row.value}`" if row.demanded else f"`{_text(row.value)}`"
-        key, written = (f"`{row.key}`", said) if row.key else ("-", "its default")
-        yield f"| {row.decides} | {key} | {written} | {row.own} |"
 
 
 def _number(value: Any) -> float | str:
@@ -111,7 +92,7 @@ def _number(value: Any) -> float | str:
         return str(value)
 
 
-def _text(value: Value) -> str:
+def shown(value: Value) -> str:
     """A value as people write it."""
     if isinstance(value, float):
         return f"{value:g}"

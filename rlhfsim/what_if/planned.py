@@ -176,7 +176,7 @@ def _read(
     settings = FrameworkSettings(values, "typed")
     cluster = request.cluster
     try:
-        run = configuration_named(request.runs.name).run(settings, {})
+        run = configuration_named(request.runs.name).run(settings)
         placement = placement_of(run, plan.workload, two_kinds=len(cluster.node_groups) > 1)
         placement = _with_typed(placement, plan.placement, request)
         found = estimate(placement, plan.workload, cluster, price=request.price)

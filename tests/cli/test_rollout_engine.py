@@ -95,7 +95,7 @@ def test_frameworks_refuse_an_engine_that_they_do_not_have() -> None:
 @pytest.mark.parametrize(("word", "engine"), [("sglang", "sglang"), ("vllm", None)])
 def test_the_engine_of_a_configuration_is_read_and_written(word: str, engine: str | None) -> None:
     configuration, settings = read_configuration(VERL.format(word), {})
-    assert configuration.run(settings, {}).rollout.engine == engine
+    assert configuration.run(settings).rollout.engine == engine
     launch = export(plan("verl", engine), "verl", frozenset()).files["launch.sh"]
     assert f"actor_rollout_ref.rollout.name={word}" in launch
 
@@ -103,5 +103,5 @@ def test_the_engine_of_a_configuration_is_read_and_written(word: str, engine: st
 def test_skyrl_with_sglang_stops() -> None:
     for word, stops in (("sglang", True), ("vllm", False)):
         _, settings = read_configuration(SKYRL_RUN.format(word), {})
-        found = [f for f in SKYRL.findings(settings, SKYRL.run(settings, {})) if "SGLang" in f.what]
+        found = [f for f in SKYRL.findings(settings, SKYRL.run(settings)) if "SGLang" in f.what]
         assert [f.stops for f in found] == [True] * stops

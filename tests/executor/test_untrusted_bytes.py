@@ -39,6 +39,8 @@ REASONS = {
     "rlhfsim/specs/loading.py: yaml.load(text, Loader=yaml.CSafeLoader if aliased else _Loader)": (
         "_Loader is PyYAML's CSafeLoader"
     ),
+    "rlhfsim/specs/frameworks/files.py: yaml.load(file.read_text(), Loader=yaml.CSafeLoader)": "a safe loader",
+    "rlhfsim/interchange/rows.py: yaml.load(text, Loader=Loader)": "Loader is PyYAML's CSafeLoader, of own files",
 }
 """Loader -> why nobody else can have written its bytes."""
 SAFE = {"weights_only": True, "allow_pickle": False}

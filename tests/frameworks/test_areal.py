@@ -183,7 +183,7 @@ def same_run(asked: Plan, folder: Path) -> None:
         [folder / "launch.sh"], {"actor.path": asked.workload.model, "cluster.fileroot": "/shared"}
     )
     assert configuration.name == "areal"
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     work, placement = asked.workload, asked.placement
     assert placement.rollout is not None
     assert (run.algorithm, run.kl, run.old_logprobs) == (
@@ -215,11 +215,11 @@ def test_what_is_written_is_read_as_the_same_run(number: int, tmp_path: Path) ->
 def test_one_line_for_both_allocations_is_read_and_another_is_refused() -> None:
     text = "python3 -m areal.launcher.local train.py allocation_mode={} actor.path=Qwen/Qwen2.5-7B"
     configuration, settings = read_configuration(text.format("sglang.d4p1t2+d8p1t1"), {})
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     assert (run.gpus, run.rollout_gpus, run.rollout.tp, run.backend) == (8, 8, 2, "fsdp2")
     with pytest.raises(RlhfsimError, match="no allocation"):
         configuration.run(
-            settings.with_values({"actor.backend": "megatron:x4", "rollout.backend": "vllm:d4"}), {}
+            settings.with_values({"actor.backend": "megatron:x4", "rollout.backend": "vllm:d4"})
         )
 
 
@@ -251,7 +251,7 @@ train_dataset: {batch_size: 64, type: rl, max_length: 512}
 def test_one_allocation_says_where_the_reference_is_which_a_kl_term_alone_asks_for(weight: float) -> None:
     configuration, settings = read_configuration(OLDER % weight, {})
     assert configuration.name == "areal", "a comment that names another's class starts nothing"
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     assert run.kl == (weight > 0)
     assert [role.layout.dp for role in run.roles.values()] == [4] * (weight > 0)
 
@@ -270,7 +270,7 @@ def test_an_engine_that_is_not_priced_is_refused(spelled: str) -> None:
     )
     configuration, settings = read_configuration(said, {}, "areal")
     with pytest.raises(RlhfsimError, match="how archon shards is not known") as refused:
-        configuration.run(settings, {})
+        configuration.run(settings)
     assert refused.value.code == "engine-not-read"
     priced = settings.with_values({"actor.backend": "fsdp:d4"})
-    assert configuration.run(priced, {}).backend == "fsdp2"
+    assert configuration.run(priced).backend == "fsdp2"

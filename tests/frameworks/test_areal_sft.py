@@ -26,7 +26,7 @@ train_dataset:
 def read(text: str, **given: str) -> tuple[RunDescription, list[Finding]]:
     configuration, settings = read_configuration(text, {k.replace("__", "."): v for k, v in given.items()})
     assert configuration.name == "areal"
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, list(configuration.findings(settings, run))
 
 

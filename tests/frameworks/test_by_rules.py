@@ -177,7 +177,7 @@ def test_a_recipe_of_theirs_is_read_as_its_rules_say(name: str, file: str) -> No
     made = derived(name, said)
     assert {quantity: made[quantity] for quantity in by_hand} == by_hand
     configuration = import_module(f"rlhfsim.interchange.{name.replace('-', '_')}.configuration").CONFIGURATION
-    run = configuration.run(FrameworkSettings({"policy.model_name": "qwen2.5-7b", **said}, file), {})
+    run = configuration.run(FrameworkSettings({"policy.model_name": "qwen2.5-7b", **said}, file))
     work = workload_of(run, Lengths(prompt=1.0, response=1.0, longest=None))
     read = planned(replace(estimated(), workload=work, placement=placement_of(run, work)))
     assert {quantity: read[quantity] for quantity in made} == made

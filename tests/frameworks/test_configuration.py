@@ -12,8 +12,14 @@ from lab.fuzz.seeds import exported
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.forms import of_files, of_text
 from rlhfsim.interchange.configuration.recognise import read_configuration
-from rlhfsim.interchange.configuration.shell import commands_of, split, words_of
+from rlhfsim.interchange.configuration.shell import commands_of, split
 from rlhfsim.specs.model.presets import resolve_model
+
+
+def words_of(text: str, name: str) -> list[str]:
+    """Words of all commands of a script, in order."""
+    return [word for command in commands_of(text, name) for word in command]
+
 
 VERL = """#!/bin/bash
 set -x
@@ -121,12 +127,12 @@ def test_what_no_framework_wrote_is_refused_with_what_was_looked_for() -> None:
 def test_everything_that_is_not_said_is_asked_for_at_once_and_a_variable_by_its_name() -> None:
     configuration, settings = read_configuration("trl grpo --model_name_or_path $MODEL --beta 0.1", {})
     with pytest.raises(RlhfsimError) as caught:
-        configuration.run(settings, {})
+        configuration.run(settings)
     assert caught.value.code == "not-enough-said"
     assert "num_processes, model_name_or_path (${MODEL} is not set)" in str(caught.value)
     given = {"num_processes": "8", "MODEL": "Qwen/Qwen2.5-7B"}
     configuration, settings = read_configuration("trl grpo --model_name_or_path $MODEL --beta 0.1", given)
-    assert configuration.run(settings, {}).model == "Qwen/Qwen2.5-7B"
+    assert configuration.run(settings).model == "Qwen/Qwen2.5-7B"
 
 
 def test_a_model_path_under_an_unknown_folder_keeps_its_name() -> None:
@@ -267,7 +273,7 @@ def test_a_python_script_is_read_without_being_run_and_says_what_is_not_known(tm
     for source in ([tmp_path / "run.sh"], [tmp_path / "train.py"], SCRIPT):
         given = {"num_processes": "8", "num_generations": "8"}
         configuration, settings = read_configuration(source, given)
-        run = configuration.run(settings, {})
+        run = configuration.run(settings)
         assert configuration.name == "trl"
         assert (run.model, run.lora_rank, run.kl, run.max_response) == (
             "Qwen/Qwen2.5-7B-Instruct",
@@ -279,7 +285,7 @@ def test_a_python_script_is_read_without_being_run_and_says_what_is_not_known(tm
         assert list(settings.unknown()) == ["vllm_mode is ${args.mode}", "arguments in **args.rest"]
     configuration, settings = read_configuration(SCRIPT, {})
     with pytest.raises(RlhfsimError, match=r"num_processes, num_generations \(\$\{args.group\} is not set"):
-        configuration.run(settings, {})
+        configuration.run(settings)
     with pytest.raises(RlhfsimError, match="as Python"):
         read_configuration(SCRIPT + "def (", {})
 
@@ -290,7 +296,7 @@ def test_ppo_of_trl_is_read_from_its_script() -> None:
     )
     script += "sft_model_path='Qwen/Qwen2.5-1.5B', reward_model_path='Qwen/Qwen2.5-1.5B', num_ppo_epochs=2)\n"
     configuration, settings = read_configuration(script, {"num_processes": "8", "zero_stage": "3"})
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     assert (run.algorithm, run.prompts, run.epochs, run.max_response) == ("ppo", 256, 2, 53)
     assert run.roles["reference"].layout.micro_batch == 64
     assert (run.weight_path, run.sleep) == ("ipc", 2)
@@ -300,7 +306,7 @@ def test_liger_s_loss_holds_the_logits_of_one_response() -> None:
     """Until 1.14, before all losses went through tiles."""
     said = "trl grpo --model_name_or_path Qwen/Qwen2.5-7B --num_processes 8 --max_completion_length 2048"
     runs = [
-        configuration.run(settings, {}).software
+        configuration.run(settings).software
         for configuration, settings in (
             read_configuration(said + more, {"trl_version": "1.10.0"})
             for more in ("", " --use_liger_kernel true")
@@ -313,10 +319,10 @@ def test_a_default_that_a_script_sets_is_its_value_and_an_unset_number_is_asked_
     script = ': "${NUM_GPUS:=4}"\npython -m skyrl.train.entrypoints.main_base trainer.strategy=fsdp2 '
     script += "trainer.placement.policy_num_gpus_per_node=$NUM_GPUS generator.inference_engine.num_engines=$NUM_GPUS"
     configuration, settings = read_configuration(script, {})
-    assert configuration.run(settings, {}).gpus == 4
+    assert configuration.run(settings).gpus == 4
     configuration, settings = read_configuration(script.partition("\n")[2], {})
     with pytest.raises(RlhfsimError, match=r"policy_num_gpus_per_node \(\$\{NUM_GPUS\} is not set\)"):
-        configuration.run(settings, {})
+        configuration.run(settings)
 
 
 def test_log_probs_of_nemo_rl_in_chunks_keep_no_fp32_copies() -> None:
@@ -327,7 +333,7 @@ def test_log_probs_of_nemo_rl_in_chunks_keep_no_fp32_copies() -> None:
     megatron = keys.replace("dtensor_cfg", "megatron_cfg")
     for text, score in ((keys, 6), (megatron, 4), (whole, None), (first, 10)):
         configuration, settings = read_configuration(text, {}, "nemo-rl")
-        software = configuration.run(settings, {}).software
+        software = configuration.run(settings).software
         assert (software.head.score_bytes if software else None) == score
 
 
@@ -337,7 +343,7 @@ def test_aliases_of_a_framework_s_configuration_are_read_and_bounded(tmp_path: P
     own = base + "  num_nodes: 4\npolicy: {model_name: Qwen/Qwen3-8B}\ngrpo: {num_prompts_per_step: 64}\n"
     file.write_text(own)
     configuration, settings = read_configuration([file], {}, "nemo-rl")
-    assert configuration.run(settings, {}).gpus == 32
+    assert configuration.run(settings).gpus == 32
     doubled = "".join(f"x{i}: &x{i} [*x{i - 1}, *x{i - 1}]\n" for i in range(1, 20))
     for many in ("x: &x [*x]\n", "x0: &x0 [1, 1]\n" + doubled):
         file.write_text(own + many)
@@ -351,7 +357,7 @@ def test_vllm_of_nemo_rl_has_as_many_attention_ranks_as_its_experts_ask_for(ep: 
     vllm = f"generation: {{vllm_cfg: {{tensor_parallel_size: 8, expert_parallel_size: {ep}}}}}"
     text = NEMO_RL.replace("train_global", f"{vllm}, train_global").replace("num_nodes: 1", "num_nodes: 8")
     configuration, settings = read_configuration(text.replace("Qwen2.5-7B", "Qwen3-30B-A3B"), {}, "nemo-rl")
-    rollout = configuration.run(settings, {}).rollout
+    rollout = configuration.run(settings).rollout
     assert (rollout.tp, rollout.ep, rollout.attention_dp, rollout.dp) == (8, ep, groups, 8 // groups)
 
 
@@ -361,10 +367,10 @@ def test_an_engine_of_nemo_rl_that_is_not_vllm_is_refused_by_its_key(engine: str
     text = NEMO_RL.replace("train_global", f"generation: {{backend: {engine}}}, train_global")
     configuration, settings = read_configuration(text, {}, "nemo-rl")
     with pytest.raises(RlhfsimError, match=f"policy.generation.backend is '{engine}'") as refused:
-        configuration.run(settings, {})
+        configuration.run(settings)
     assert refused.value.code == "engine-not-read"
     other = settings.with_values({"policy.generation.backend": "vllm"})
-    assert configuration.run(other, {}).rollout.tp == 1
+    assert configuration.run(other).rollout.tp == 1
 
 
 @pytest.mark.parametrize(
@@ -382,10 +388,10 @@ def test_an_engine_of_verl_that_is_not_priced_is_refused(said: str, backend: str
     text = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B {said}"
     configuration, settings = read_configuration(text, {}, "verl")
     if backend is not None:
-        assert configuration.run(settings, {}).backend == backend
+        assert configuration.run(settings).backend == backend
         return
     with pytest.raises(RlhfsimError, match="how it shards is not known") as refused:
-        configuration.run(settings, {})
+        configuration.run(settings)
     assert refused.value.code == "engine-not-read"
 
 
@@ -399,7 +405,7 @@ def test_a_configuration_of_nemo_rl_needs_the_file_on_which_it_rests(tmp_path: P
     base.parent.mkdir()
     base.write_text("defaults: ../grpo_math_8B.yaml\ngrpo: {num_prompts_per_step: 48}\n")
     configuration, settings = read_configuration([base, own], {}, "nemo-rl")
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     assert (run.prompts, run.model, run.layout.tp) == (48, "Qwen/Qwen2.5-7B", 1)
     assert settings.find("grpo.num_generations_per_prompt") == 32  # of the example below both
 
@@ -435,7 +441,7 @@ steps_per_generation: 4
 )
 def test_old_log_probs_are_those_that_the_framework_takes(name: str, text: str, old: str) -> None:
     configuration, settings = read_configuration(text, {}, name)
-    assert configuration.run(settings, {}).old_logprobs == old
+    assert configuration.run(settings).old_logprobs == old
 
 
 SIZES = {
@@ -463,7 +469,7 @@ def test_sizes_of_nothing_are_refused_where_they_are_read(framework: str, tmp_pa
     for key in SIZES[framework]:
         found, settings = read_configuration([tmp_path / "launch.sh"], {key: "0"}, framework)
         with pytest.raises(RlhfsimError) as caught:
-            found.run(settings, {})
+            found.run(settings)
         assert caught.value.code in ("bad-setting", "bad-value", "layout-does-not-fill"), caught.value
 
 
@@ -475,7 +481,7 @@ def test_accelerates_fsdp_is_the_first_where_no_version_is_said(
     given = {"num_processes": "8", "distributed_type": "FSDP", **keys}
     command = "trl grpo --model_name_or_path Qwen/Qwen2.5-7B"
     configuration, settings = read_configuration(command, given)
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     assert run.backend == "fsdp2"
     assert (run.software and run.software.flat_parameters) == flat
 
@@ -483,4 +489,4 @@ def test_accelerates_fsdp_is_the_first_where_no_version_is_said(
 def test_a_loss_of_trl_that_is_a_list_is_no_loss_of_ours() -> None:
     said = "from trl import GRPOConfig\nGRPOConfig(loss_type=['cispo'], num_generations=8)\n"
     configuration, settings = read_configuration(said, {"num_processes": "8", "model": "qwen2.5-7b"})
-    assert configuration.run(settings, {}).algorithm == "grpo"
+    assert configuration.run(settings).algorithm == "grpo"

@@ -177,7 +177,7 @@ def test_a_teacher_of_another_backend_is_refused() -> None:
         "said",
     )
     with pytest.raises(RlhfsimError, match="a plan has one training backend"):
-        TABLE.describe(s, {})
+        TABLE.describe(s)
 
 
 def test_sequence_parallelism_in_packs_is_found_in_a_configuration(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_sequence_parallelism_in_packs_is_found_in_a_configuration(tmp_path: Pat
     split = "teacher.dtensor_cfg.sequence_parallel="
     (tmp_path / "launch.sh").write_text(launch.replace(f"{split}false", f"{split}true"))
     configuration, settings = read_configuration([tmp_path], {"MODEL": "qwen3-1.7b", "TEACHER": "qwen3-4b"})
-    found = list(configuration.findings(settings, configuration.run(settings, {})))
+    found = list(configuration.findings(settings, configuration.run(settings)))
     assert [(entry.remedy, entry.stops) for entry in found] == [(f"{split}false", True)]
 
 
@@ -210,7 +210,7 @@ def test_a_recipe_of_theirs_is_read_over_its_base(tmp_path: Path) -> None:
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(said))
     configuration, settings = read_configuration([tmp_path / "recipe.yaml"], {})
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     assert (run.algorithm, run.model, run.teacher, run.teacher_top) == (
         "distillation",
         "Qwen/Qwen3-4B-Base",

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.interchange.configuration.recognise import read_configuration
+from rlhfsim.interchange.openrlhf.keys import PREFILL, SEQUENCES
+from rlhfsim.interchange.trl.keys import SHARED_PREFILL
 from rlhfsim.search.request import Request
 from rlhfsim.search.rollout_layouts import rollout_layouts
-from rlhfsim.specs.frameworks.openrlhf.runs import PREFILL, SEQUENCES
-from rlhfsim.specs.frameworks.trl.runs import SHARED_PREFILL
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import preset
 from tests.frameworks.test_accepted import workload
@@ -28,7 +28,7 @@ TRL = (
 
 def _engine(text: str) -> tuple[int, int]:
     configuration, settings = read_configuration(text, {})
-    layout = configuration.run(settings, {}).rollout
+    layout = configuration.run(settings).rollout
     return layout.max_num_seqs, layout.max_batched_tokens
 
 

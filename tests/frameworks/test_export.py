@@ -536,7 +536,7 @@ def test_preferences_are_written_in_keys_of_nemo_rl_s_dpo_and_read_back(
     assert (values["policy.train_global_batch_size"], values["policy.train_micro_batch_size"]) == (128, 2)
     (tmp_path / "launch.sh").write_text(found.files["launch.sh"])
     configuration, settings = read_configuration([tmp_path], {"MODEL": work.model})
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     again = workload_of(run, Lengths(prompt=1.0, response=1.0, longest=None))
     assert (again.algorithm, again.prompts, again.mini_batches, again.packing) == ("dpo", 128, 1, False)
     placed = placement_of(run, again)

@@ -86,7 +86,7 @@ CASES = {
 def test_what_a_framework_refuses_is_found(case: str) -> None:
     text, what, stops = CASES[case]
     configuration, settings = read_configuration(text, {})
-    found = list(configuration.findings(settings, configuration.run(settings, {})))
+    found = list(configuration.findings(settings, configuration.run(settings)))
     assert configuration.title == case.partition(",")[0]
     assert any(what in f.what and f.stops == stops for f in found), [f.what for f in found]
 

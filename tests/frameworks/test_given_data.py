@@ -76,7 +76,7 @@ def test_a_plan_reads_back_as_it_was(name: str, algorithm: Algorithm, tmp_path: 
         (tmp_path / file).write_text(text)
     configuration, settings = read_configuration([tmp_path], {"MODEL": plan.workload.model})
     assert configuration.name == name
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     again = workload_of(run, Lengths(prompt=512, response=512, longest=None))
     assert again.algorithm == algorithm
     assert (again.prompts, again.samples, again.mini_batches, again.packing) == (

@@ -6,23 +6,18 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.specs.frameworks.verl.heads import (
-    EAGER_PADDED,
-    EAGER_UNPADDED,
-    SCALED,
-    SCALED_IN_PLACE,
-    UNPADDED,
-)
+from rlhfsim.specs.frameworks.files import heads_of
 
 torch = pytest.importorskip("torch")
 LiveBytes = pytest.importorskip("lab.oracle.live_bytes").LiveBytes
-HEADS = {"as it is": UNPADDED, "copied": SCALED, "in place on a view": SCALED_IN_PLACE}
+VERL = heads_of("verl")
+HEADS = {"as it is": "unpadded", "copied": "scaled", "in place on a view": "scaled_in_place"}
 
 
 @pytest.mark.parametrize("way", HEADS)
 def test_heads_are_what_torch_keeps_of_the_logits(way: str) -> None:
     """Logits of 256 tokens, 4,096 entries and 4 hidden elements; cross-entropy as flash-attn allocates it."""
-    known = HEADS[way]
+    known = VERL[HEADS[way]]
     tokens, vocab = 256, 4096
 
     class CrossEntropy(torch.autograd.Function):
@@ -57,7 +52,7 @@ def test_heads_are_what_torch_keeps_of_the_logits(way: str) -> None:
 @pytest.mark.parametrize("padded", [True, False])
 def test_heads_of_the_sft_trainer_until_070_are_what_torch_keeps_of_the_logits(padded: bool) -> None:
     """Its own lines on 2 samples of 256 tokens; under CUDA's autocast the cross-entropy has an FP32 copy."""
-    known = EAGER_PADDED if padded else EAGER_UNPADDED
+    known = VERL["eager_padded" if padded else "eager_unpadded"]
     batch, tokens, vocab = 2, 257, 4096
 
     def loss(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:

@@ -8,27 +8,27 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.interchange.areal.unsaid import ROWS as AREAL
+from rlhfsim.interchange.areal.unsaid import rows as areal
 from rlhfsim.interchange.fields import PlanFields
 from rlhfsim.interchange.instead import Instead, instead
 from rlhfsim.interchange.nearest import with_placement, with_workload
-from rlhfsim.interchange.nemo_rl.unsaid import ROWS as NEMO_RL
-from rlhfsim.interchange.openrlhf.export import ROWS as OPENRLHF
-from rlhfsim.interchange.skyrl.unsaid import ROWS as SKYRL
-from rlhfsim.interchange.slime.export import ROWS as SLIME
-from rlhfsim.interchange.trl.export import ROWS as TRL
-from rlhfsim.interchange.verl.export import ROWS as VERL
+from rlhfsim.interchange.nemo_rl.unsaid import rows as nemo_rl
+from rlhfsim.interchange.openrlhf.export import rows as openrlhf
+from rlhfsim.interchange.skyrl.unsaid import rows as skyrl
+from rlhfsim.interchange.slime.export import rows as slime
+from rlhfsim.interchange.trl.export import rows as trl
+from rlhfsim.interchange.verl.export import rows as verl
 from rlhfsim.plan import Plan
 from tests.frameworks.drawn import drawn_plans
 
 FRAMEWORKS = {
-    "areal": AREAL,
-    "nemo-rl": NEMO_RL,
-    "openrlhf": OPENRLHF,
-    "skyrl": SKYRL,
-    "slime": SLIME,
-    "trl": TRL,
-    "verl": VERL,
+    "areal": areal,
+    "nemo-rl": nemo_rl,
+    "openrlhf": openrlhf,
+    "skyrl": skyrl,
+    "slime": slime,
+    "trl": trl,
+    "verl": verl,
 }
 DRAWS = 12
 
@@ -51,7 +51,7 @@ def spoiled(plan: Plan) -> Plan:
 def test_a_row_is_silent_of_the_plan_that_it_names_as_the_nearest(name: str) -> None:
     said = 0
     for plan in drawn_plans(name, DRAWS):
-        for row in FRAMEWORKS[name]:
+        for row in FRAMEWORKS[name]():
             for unsaid in instead(spoiled(plan), row):
                 said += 1
                 assert unsaid.of or row.carried

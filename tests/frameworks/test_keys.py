@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
@@ -138,5 +139,9 @@ def test_a_key_is_spelled_in_one_module(name: str) -> None:
     for path in sorted(path for path in modules if path.stem != "releases"):  # which maps names to older ones
         for text in literals(path):
             if bare(text) in known:
-                homes[bare(text)].add(path.name)
+                homes[bare(text)].add(path.stem)
+    for path in (FOLDERS / name.replace("-", "_")).glob("*.yaml"):  # the rows of the module of that name
+        for text in re.findall(r"\bkey: \"?([-+.\w]+)", path.read_text()):
+            if bare(text) in known:
+                homes[bare(text)].add(path.stem)
     assert {key: files for key, files in homes.items() if len(files) > 1} == {}

@@ -10,11 +10,12 @@ from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.search.options import role_variants
 from rlhfsim.search.request import Request
-from rlhfsim.specs.frameworks.openrlhf.heads import DROPPED, HELD, SCALED
+from rlhfsim.specs.frameworks.files import heads_of
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout
 from tests.frameworks.test_accepted import workload
 
+HELD, SCALED, DROPPED = (heads_of("openrlhf")[name] for name in ("held", "scaled", "dropped"))
 RUN = (
     "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path qwen2.5-7b --actor.num_nodes 1 "
     "--actor.num_gpus_per_node 8 --train.colocate_all --vllm.num_engines 8 --reward.remote_url x "
@@ -24,7 +25,7 @@ RUN = (
 
 def _run(text: str, **values: Any):
     configuration, settings = read_configuration(text, values, framework="openrlhf")
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, {finding.what: finding.stops for finding in configuration.findings(settings, run)}
 
 

@@ -153,7 +153,7 @@ def settings_of(world: World, plan: Plan) -> dict[str, Value]:
 
 def as_run(world: World, plan: Plan, settings: Mapping[str, Value]) -> Plan:
     """What the framework runs: the plan but for what it cannot be told."""
-    described = configuration_named(world.framework).describe(FrameworkSettings(settings, "launch"), {})
+    described = configuration_named(world.framework).describe(FrameworkSettings(settings, "launch"))
     longest = plan.workload.response_len.maximum
     lengths = Lengths(prompt=PROMPT, response=stats(plan.workload.response_len).mean, longest=longest)
     specs = setup(described, lengths, GPU)

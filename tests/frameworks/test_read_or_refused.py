@@ -26,7 +26,7 @@ TRL = (
 
 def read(source: str | list[Path]) -> tuple[RunDescription, list[Finding]]:
     configuration, settings = read_configuration(source, {})
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, list(configuration.findings(settings, run))
 
 

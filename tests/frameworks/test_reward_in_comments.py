@@ -37,7 +37,7 @@ def scored(*, apart: int = 0) -> Plan:
 
 def read(folder: Path, **given: str) -> tuple[RunDescription, Placement]:
     configuration, settings = read_configuration([folder], {"MODEL": "qwen2.5-7b", **given})
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, placement_of(run, workload_of(run, Lengths(prompt=1.0, response=1.0, longest=None)))
 
 

@@ -72,7 +72,7 @@ def read_back(drawn: Plan, name: str, folder: Path) -> tuple[Workload, Placement
         (folder / file).write_text(text)
     configuration, settings = read_configuration([folder], given(drawn))
     assert configuration.name == name
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     stops = [found.what for found in configuration.findings(settings, run) if found.stops]
     assert not stops, "the framework accepts what is exported"
     lengths = Lengths(prompt=1.0, response=1.0, longest=None)

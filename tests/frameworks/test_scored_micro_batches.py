@@ -64,7 +64,7 @@ SAID: dict[str, tuple[str, dict[str, Any], tuple[int, int, int]]] = {
 def test_micro_batches_of_log_probs_are_read(case: str) -> None:
     name, said, expected = SAID[case]
     configuration = import_module(f"rlhfsim.interchange.{name.replace('-', '_')}.configuration").CONFIGURATION
-    run = configuration.run(FrameworkSettings(said, case), {})
+    run = configuration.run(FrameworkSettings(said, case))
     placement = placement_of(run, workload_of(run, Lengths(prompt=1.0, response=1.0, longest=None)))
     actor, reference = placement.actor.layout, placement.role("reference")
     assert reference is not None

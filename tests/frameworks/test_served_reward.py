@@ -53,7 +53,7 @@ def keys_of(plan: Plan) -> dict[str, Any]:
 
 def read(more: str) -> Any:
     configuration, settings = read_configuration(COMMAND + more, {})
-    return configuration.run(settings, {}).roles["reward"]
+    return configuration.run(settings).roles["reward"]
 
 
 @pytest.mark.parametrize("backend", ["megatron", "fsdp2"])

@@ -62,7 +62,7 @@ def test_skyrl_sends_changes_through_a_folder_and_they_are_read_back(tmp_path: P
     script = tmp_path / "launch.sh"
     script.write_text(exported.files["launch.sh"])
     configuration, settings = read_configuration([script], {"trainer.policy.model.path": "qwen2.5-1.5b"})
-    assert configuration.run(settings, {}).weight_path == "delta-disk"
+    assert configuration.run(settings).weight_path == "delta-disk"
 
 
 @pytest.mark.parametrize("stem", [path.stem for path in sorted(RECIPES.glob("skyrl-*.yaml"))])
@@ -73,7 +73,7 @@ def test_what_is_written_is_read_as_the_same_run(stem: str, tmp_path: Path) -> N
     given = {"trainer.policy.model.path": plan.workload.model}
     configuration, settings = read_configuration([script], given)
     assert configuration.name == "skyrl"
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     placement, work = plan.placement, plan.workload
     assert placement.rollout is not None
     assert (run.layout, run.rollout) == (placement.actor.layout, placement.rollout.layout)
@@ -94,6 +94,6 @@ def test_options_of_uv_before_an_entry_point_of_the_examples_are_no_keys() -> No
     )
     program = "python examples/train/geometry3k/geometry3k_entrypoint.py"
     configuration, settings = read_configuration(f"uv run --isolated --extra fsdp {program} {keys}", {})
-    configuration.run(settings, {})
+    configuration.run(settings)
     assert configuration.name == "skyrl"
     assert {u.key for u in unread("skyrl", None, settings) if u.kind == "no such key"} == {"trainer.fo"}

@@ -17,7 +17,7 @@ CALLBACKS = (
 def read(text: str) -> tuple[RunDescription, list[Finding]]:
     configuration, settings = read_configuration(text, {})
     assert configuration.name == "skyrl"
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, list(configuration.findings(settings, run))
 
 

@@ -23,7 +23,7 @@ from rlhfsim.memory.logits import head_peak
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.frameworks.features import workload_features
-from rlhfsim.specs.frameworks.slime.runs import reuses_logprobs
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout
@@ -216,7 +216,7 @@ def test_disk_oversampling_and_environments_have_flags() -> None:
 def described(**flags: Any) -> RunDescription:
     """A run of 64 prompts under more flags."""
     base = {"hf_checkpoint": "Qwen/Qwen2.5-7B", "rollout_batch_size": 64, "colocate": True}
-    return CONFIGURATION.run(FrameworkSettings({**base, **flags}, "run"), {})
+    return CONFIGURATION.run(FrameworkSettings({**base, **flags}, "run"))
 
 
 def test_filters_oversampling_gradients_and_turns_are_read() -> None:
@@ -267,7 +267,7 @@ def read_back(asked: Plan, folder: Path) -> RunDescription:
     script.write_text(export(asked, "slime", frozenset()).files["launch.sh"])
     configuration, settings = read_configuration([script], {"hf_checkpoint": asked.workload.model})
     assert configuration.name == "slime"
-    return configuration.describe(settings, {})
+    return configuration.describe(settings)
 
 
 @pytest.mark.parametrize("number", range(NUMBER_OF_PLANS))
@@ -288,7 +288,7 @@ def test_what_is_written_is_read_back(number: int, tmp_path: Path) -> None:
     assert found.partial_rollout == schedule.partial_rollout
     assert found.train_precision == work.train_precision
     assert found.staleness == (2 if schedule.partial_rollout else schedule.staleness)
-    skips = reuses_logprobs(work) and work.old_logprobs == "recompute"
+    skips = framework("slime").reuses_logprobs(work) and work.old_logprobs == "recompute"
     assert found.old_logprobs == ("reused" if skips else work.old_logprobs)
 
 
@@ -305,7 +305,7 @@ ray job submit --address="http://127.0.0.1:8265" -- python3 train.py --actor-num
 
 def test_a_recipe_in_the_form_of_slime_is_recognised_and_read() -> None:
     configuration, settings = read_configuration(RECIPE, {})
-    found = configuration.run(settings, {})
+    found = configuration.run(settings)
     assert configuration.name == "slime"
     assert (found.layout.tp, found.layout.ep, found.layout.etp, found.layout.dp) == (4, 8, 4, 2)
     assert (found.layout.pack_tokens, found.layout.offload_optimizer) == (20480, "cpu")
@@ -339,7 +339,7 @@ def test_the_only_update_of_a_rollout_reuses_its_log_probs_and_no_pass_is_priced
 def test_log_probs_in_chunks_are_read_and_written(tmp_path: Path) -> None:
     chunks = RECIPE.rstrip() + " \\\n   --log-probs-chunk-size 1024\n"
     configuration, settings = read_configuration(chunks, {})
-    software = configuration.run(settings, {}).software
+    software = configuration.run(settings).software
     assert software is not None
     assert software.head == CHUNKED
     whole, cut = (
@@ -376,7 +376,7 @@ def shipped(checkpoint: str, program: str = "train.py") -> tuple[FrameworkSettin
     """A script in the form of those that slime ships."""
     text = SCRIPT.format(checkpoint=checkpoint).replace("train.py", program).replace("\\\\", "\\")
     configuration, settings = read_configuration(text, {}, framework="slime")
-    return settings, configuration.run(settings, {})
+    return settings, configuration.run(settings)
 
 
 @pytest.mark.parametrize("program", ["train.py", "train_async.py", '"${REPO_ROOT}/train.py"'])

@@ -19,7 +19,7 @@ START = (
 def read(text: str) -> tuple[RunDescription, list[Finding]]:
     configuration, settings = read_configuration(text, {})
     assert configuration.name == "slime"
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, list(configuration.findings(settings, run))
 
 

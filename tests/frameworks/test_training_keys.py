@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.training_tables import training_table
 from rlhfsim.interchange.configuration.keys import key_table
 from rlhfsim.interchange.export import export, exporters
 from rlhfsim.interchange.table import bare
-from rlhfsim.interchange.training_keys import training_keys, training_table
+from rlhfsim.interchange.training_keys import training_keys
 from tests.what_if.test_doctor_of_exports import plans
 
 DOCS = Path(__file__).parents[2] / "docs/frameworks"

@@ -9,13 +9,14 @@ from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.interchange.trl.heads import head_of
 from rlhfsim.memory.logits import head_peak, logits_bytes
 from rlhfsim.memory.role_bytes import software_of
+from rlhfsim.specs.frameworks.files import heads_of
 from rlhfsim.specs.frameworks.runs import framework
-from rlhfsim.specs.frameworks.trl.heads import LIGER, TILED, WHOLE
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.heads import UNFUSED
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Algorithm
 
+WHOLE, TILED, LIGER = (heads_of("trl")[name] for name in ("whole", "tiled", "liger"))
 SAID = (
     "--model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 4 --gradient_accumulation_steps 8 "
     "--max_length 2048 --num_processes 8 --accelerate_config zero3"
@@ -25,7 +26,7 @@ SAID = (
 def described(text: str, **given: str) -> RunDescription:
     configuration, settings = read_configuration(text, given)
     assert configuration.name == "trl"
-    return configuration.run(settings, {})
+    return configuration.run(settings)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ FSDP2 = "--fsdp_config.fsdp_version 2 --fsdp_config.fsdp_reshard_after_forward T
 
 def _run(text: str, **values: Any):
     configuration, settings = read_configuration(text, values, framework="trl")
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, {finding.what: finding.stops for finding in configuration.findings(settings, run)}
 
 

@@ -18,7 +18,7 @@ from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.recognise import read_configuration
 from rlhfsim.interchange.export import export, exporter
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.verl.heads import EAGER_PADDED, EAGER_UNPADDED
+from rlhfsim.specs.frameworks.verl.heads import HEADS
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import ResourcePool
@@ -42,7 +42,7 @@ def read(text: str) -> RunDescription:
 def read_with_findings(text: str) -> tuple[RunDescription, list[Finding]]:
     configuration, settings = read_configuration(text, {})
     assert configuration.name == "verl"
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, list(configuration.findings(settings, run))
 
 
@@ -61,7 +61,7 @@ def test_a_configuration_without_a_command_is_told_by_its_keys() -> None:
         "data:\n  max_token_len_per_gpu: 4096\nmodel:\n  path: Qwen/Qwen3-8B\nengine:\n  model_dtype: bf16\n"
     )
     configuration, settings = read_configuration(text, {"nproc_per_node": "8"})
-    assert (configuration.name, configuration.run(settings, {}).algorithm) == ("verl", "sft")
+    assert (configuration.name, configuration.run(settings).algorithm) == ("verl", "sft")
 
 
 def test_micro_batches_count_samples_only_where_they_are_not_packs() -> None:
@@ -111,18 +111,18 @@ def test_the_trainer_before_pads_every_sample_to_the_longest() -> None:
     assert run.full
     assert (run.packing, run.max_tokens, run.layout.micro_batch) == (False, 2048, 4)
     assert run.software is not None
-    assert run.software.head == EAGER_PADDED
+    assert run.software.head == HEADS["eager_padded"]
     assert not run.software.flat_parameters  # fsdp2 since 0.4
     across = read(f"{BEFORE} ulysses_sequence_parallel_size=2 use_remove_padding=True")
     assert not across.full
     assert (across.packing, across.layout.cp, across.layout.dp) == (True, 2, 4)
     assert across.software is not None
-    assert across.software.head == EAGER_UNPADDED
+    assert across.software.head == HEADS["eager_unpadded"]
 
 
 def test_releases_of_the_trainer_before_have_their_own_defaults() -> None:
     configuration, settings = read_configuration(BEFORE, {"verl_version": "0.3.0"})
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     assert run.layout.recompute == "none"
     assert run.software is not None
     assert run.software.flat_parameters

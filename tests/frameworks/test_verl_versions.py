@@ -58,7 +58,7 @@ def test_roles_of_a_process_have_the_groups_of_the_one_that_is_built_first(
     tp = "megatron.tensor_model_parallel_size"
     base = {"model_engine": "megatron", "trainer.n_gpus_per_node": 8, "algorithm.adv_estimator": "grpo"}
     keys = {f"actor_rollout_ref.actor.{tp}": 4, f"actor_rollout_ref.ref.{tp}": 1, f"critic.{tp}": 2}
-    run = describe(settings(**base | keys | said | {"verl_version": version}), {})
+    run = describe(settings(**base | keys | said | {"verl_version": version}))
     found = {"actor": run.layout.tp} | {role: placed.layout.tp for role, placed in run.roles.items()}
     assert {role: found[role] for role in degrees} == degrees
 
@@ -70,13 +70,13 @@ def test_experts_that_tensor_parallelism_leaves_whole_are_written_and_read() -> 
     key = "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size"
     assert EXPORT.write(whole).values[key] == 1
     base = {"model_engine": "megatron", "trainer.n_gpus_per_node": 8, TP: 4}
-    assert describe(settings(**base), {}).layout.etp == 4
-    assert describe(settings(**base, **{key: 1}), {}).layout.etp == 1
+    assert describe(settings(**base)).layout.etp == 4
+    assert describe(settings(**base, **{key: 1})).layout.etp == 1
 
 
 def test_the_trainer_of_megatron_has_defaults_of_its_own() -> None:
     base = {"model_engine": "megatron", "trainer.n_gpus_per_node": 8}
-    found = {v: describe(settings(verl_version=v, **base), {}) for v in ("0.3.0", "0.5.0", "0.7.1")}
+    found = {v: describe(settings(verl_version=v, **base)) for v in ("0.3.0", "0.5.0", "0.7.1")}
     assert {v: (run.layout.tp, run.rollout.tp) for v, run in found.items()} == {
         "0.3.0": (4, 2),
         "0.5.0": (1, 1),
@@ -85,7 +85,7 @@ def test_the_trainer_of_megatron_has_defaults_of_its_own() -> None:
     assert all(run.packing for run in found.values())
     away = {"actor_rollout_ref.actor.megatron.param_offload": True}
     references = [
-        describe(settings(verl_version=v, **base, **away), {}).roles["reference"] for v in ("0.6.1", "0.7.1")
+        describe(settings(verl_version=v, **base, **away)).roles["reference"] for v in ("0.6.1", "0.7.1")
     ]
     assert [role.residency for role in references] == ["resident", "offloaded"]
 
@@ -93,8 +93,8 @@ def test_the_trainer_of_megatron_has_defaults_of_its_own() -> None:
 def test_the_head_follows_padding_the_entropy_in_the_loss_and_fused_kernels() -> None:
     fused = {"actor_rollout_ref.model.use_fused_kernels": True}
     entropy = {"actor_rollout_ref.actor.entropy_coeff": 0.01}
-    runs = [describe(settings(verl_version=v), {}) for v in ("0.3.0", "0.5.0", "0.9.1")]
-    runs += [describe(settings(verl_version="0.9.1", **more), {}) for more in (entropy, fused)]
+    runs = [describe(settings(verl_version=v)) for v in ("0.3.0", "0.5.0", "0.9.1")]
+    runs += [describe(settings(verl_version="0.9.1", **more)) for more in (entropy, fused)]
     heads = [run.software.head if run.software else None for run in runs]
     assert [head.train_bytes if head else None for head in heads] == [14, None, None, 10, 16]
     assert heads[-1].tokens == 512
@@ -107,7 +107,7 @@ def test_the_temperature_costs_logits_by_release() -> None:
     warm = {"actor_rollout_ref.rollout.temperature": 0.6}
 
     def bytes_of(version: str, **more: object) -> tuple[float, float]:
-        software = describe(settings(verl_version=version, **more), {}).software
+        software = describe(settings(verl_version=version, **more)).software
         head = software_of(software, "verl", "fsdp2").head
         return head.train_bytes, head.score_bytes
 
@@ -120,7 +120,7 @@ def test_megatron_core_under_verl_has_a_head_of_its_own() -> None:
     megatron = {"config_name": "ppo_megatron_trainer.yaml"}
     entropy = {"actor_rollout_ref.actor.entropy_coeff": 0.01}
     more = ({}, entropy, {"actor_rollout_ref.model.use_fused_kernels": True})
-    runs = [describe(settings(verl_version="0.9.1", **megatron, **one), {}) for one in more]
+    runs = [describe(settings(verl_version="0.9.1", **megatron, **one)) for one in more]
     heads = [software_of(run.software, "verl", "megatron").head for run in runs]
     assert [(head.train_bytes, head.score_bytes, head.vocab) for head in heads] == [
         (8, 12, None),
@@ -132,7 +132,7 @@ def test_megatron_core_under_verl_has_a_head_of_its_own() -> None:
 
 def test_the_strategy_fsdp_is_fsdp1_which_gathers_in_place() -> None:
     named = {"actor_rollout_ref.actor.strategy": "fsdp2"}
-    usual, second = (describe(settings(verl_version="0.9.1", **more), {}) for more in ({}, named))
+    usual, second = (describe(settings(verl_version="0.9.1", **more)) for more in ({}, named))
     assert usual.software is not None
     assert usual.software.flat_parameters
     assert usual.backend == "fsdp2"
@@ -148,21 +148,21 @@ def test_degrees_of_megatron_are_not_taken_as_read_where_fsdp_trains() -> None:
     key = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
     for engine, read in (("dp", False), ("megatron", True)):
         said = settings(model_engine=engine, **{key: 4})
-        assert describe(said, {}).layout.tp == (4 if read else 1)
+        assert describe(said).layout.tp == (4 if read else 1)
         groups = tuple(asked for asked in said.asked.keys if asked.endswith("."))
         assert (key in said.asked.keys or key.startswith(groups)) == read
 
 
 def test_a_log_of_a_named_version_is_read_by_its_defaults() -> None:
-    old, new = describe(settings(verl_version="0.4.1"), {}), describe(settings(), {})
+    old, new = describe(settings(verl_version="0.4.1")), describe(settings())
     assert (old.rollout.cuda_graphs, old.packing, old.rollout.max_num_seqs) == (False, False, 1024)
     assert (new.rollout.cuda_graphs, new.packing, new.rollout.max_num_seqs) == (True, True, 256)
 
 
 def test_adapters_stay_beside_the_weights_of_the_rollout_unless_they_are_merged() -> None:
     lora = {"actor_rollout_ref.model.lora_rank": 32}
-    beside = describe(settings(**lora), {})
-    merged = describe(settings(**lora, **{"actor_rollout_ref.model.lora.merge": True}), {})
+    beside = describe(settings(**lora))
+    merged = describe(settings(**lora, **{"actor_rollout_ref.model.lora.merge": True}))
     assert (beside.weight_path, beside.sleep) == ("lora", 1)
     assert (merged.weight_path, merged.sleep) == ("ipc", 2)
 
@@ -181,7 +181,7 @@ def test_the_deprecated_micro_batch_counts_all_ranks() -> None:
     ulysses = {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2}
     own = {"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 2}
     found = [
-        CONFIGURATION.describe(settings(verl_version="0.4.1", **keys, **more), {}).layout.micro_batch
+        CONFIGURATION.describe(settings(verl_version="0.4.1", **keys, **more)).layout.micro_batch
         for more in ({}, ulysses, own)
     ]
     assert found == [8, 16, 2]

@@ -31,7 +31,7 @@ PSI = preset("qwen2.5-7b").num_params
 def _found(text: str, **values: object):
     said = {key.replace("__", "."): value for key, value in values.items()}
     configuration, settings = read_configuration(text, said)
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     return run, {finding.what: finding.stops for finding in configuration.findings(settings, run)}
 
 

@@ -25,7 +25,7 @@ VERL = f"python3 -m verl.trainer.main_ppo {BASE}"
 
 def left(source: str | list[Path], version: str | None = None, **given: str) -> dict[str, Unread]:
     configuration, settings = read_configuration(source, given)
-    run = configuration.run(settings, {})
+    run = configuration.run(settings)
     list(configuration.findings(settings, run))
     return {u.key: u for u in unread(configuration.name, version, settings)}
 

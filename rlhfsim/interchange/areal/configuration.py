@@ -12,7 +12,7 @@ from rlhfsim.interchange.areal import given_keys
 from rlhfsim.interchange.areal.keys import ALLOCATIONS, BACKENDS, BUDGETS, TABLE
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
-from rlhfsim.interchange.configuration.findings import group_of_one, short_budget
+from rlhfsim.interchange.configuration.findings import group_of_one, refused, short_budget
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 
 DATASET = r"^train_dataset:\n(?:[ \t].*\n)*?[ \t]+type: "
@@ -28,18 +28,18 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     nodes, each = (s.count(TABLE.key(f"cluster.{name}")) for name in ("nodes", "each"))
     used = run.gpus + (run.rollout_gpus or 0)
     if nodes and each and used > nodes * each:
-        yield Finding(
-            what=f"the backends take {used} GPUs, the cluster has {nodes * each}",
-            keys=(TABLE.key("cluster.nodes"), *BACKENDS),
+        yield refused(
+            f"the backends take {used} GPUs, the cluster has {nodes * each}",
+            TABLE.key("cluster.nodes"),
+            *BACKENDS,
             remedy=f"{TABLE.key('cluster.nodes')}={-(-used // each)}",
-            stops=True,
         )
 
 
 CONFIGURATION = Configuration(
     name="areal",
     title="AReaL",
-    describe=lambda s, means: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s, means),
+    describe=lambda s: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s),
     findings=findings,
     entries=(r"\bareal\.launcher\.\w+", r"\bareal\.infra\.launcher\.\w+", given_keys.SCRIPT),
     unread={

@@ -6,20 +6,13 @@ from rlhfsim.interchange.areal.form import nested
 from rlhfsim.interchange.areal.keys import TABLE
 from rlhfsim.interchange.areal.unsaid import unsaid_of
 from rlhfsim.interchange.export import Exporter, Written, the_rollout
-from rlhfsim.interchange.launch_script import bash
+from rlhfsim.interchange.launch_script import bash, needs_of
 from rlhfsim.interchange.predictions import title_of
 from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 
-NEEDS = {
-    "SCRIPT": "training script with data and reward, such as examples/math/gsm8k_rl.py of AReaL",
-    "MODEL": "folder or Hugging Face name of the policy",
-    "DATASET": "folder or Hugging Face name of the prompts",
-    "FILEROOT": "folder that all nodes share",
-    "LR": "learning rate of the policy, 1e-6 in most recipes; the default of AReaL is 1e-3",
-    "CRITIC_LR": "learning rate of the critic, 1e-5 in most recipes; the default of AReaL is 1e-3",
-}
+NEEDS = needs_of("areal")
 
 
 def write(plan: Plan) -> Written:

@@ -27,7 +27,7 @@ from rlhfsim.interchange.areal.keys import (
 from rlhfsim.interchange.areal.keys import TABLE as GENERATES
 from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.described import RunDescription
-from rlhfsim.interchange.configuration.findings import uneven_batch
+from rlhfsim.interchange.configuration.findings import refused, uneven_batch
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.fields import Fields
 from rlhfsim.interchange.given_data import fields_of
@@ -69,7 +69,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 
 
 TABLE = Table(
-    {
+    lambda: {
         "where it runs": tuple(row for row in GENERATES.keys if row.field == "cluster.each"),
         "batch and lengths": (
             Key("samples_of_update", BATCH, 1, whole(1)),
@@ -85,11 +85,11 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """Packs below the longest sample, and batches that the ranks do not share alike."""
     budget, longest = s.find(BUDGETS[0]), run.max_response
     if isinstance(budget, int) and longest is not None and budget < longest:
-        yield Finding(
-            what=f"a sample of up to {longest:,} tokens exceeds the budget of {budget:,} tokens: AReaL stops "
+        yield refused(
+            f"a sample of up to {longest:,} tokens exceeds the budget of {budget:,} tokens: AReaL stops "
             "at the first batch with one",
-            keys=(BUDGETS[0], LONGEST),
+            BUDGETS[0],
+            LONGEST,
             remedy=f"{BUDGETS[0]}={longest}",
-            stops=True,
         )
     yield from uneven_batch(run, BATCH, then="AReaL stops at it")

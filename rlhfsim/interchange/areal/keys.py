@@ -13,22 +13,8 @@ from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.export import Setting, nodes_of
 from rlhfsim.interchange.fields import Fields, leaves, shares
 from rlhfsim.interchange.predictions import call, held, memory, predicted
-from rlhfsim.interchange.table import (
-    ABOVE_ZERO,
-    FROM_ROLLOUT,
-    FixedKey,
-    Key,
-    Row,
-    Table,
-    clip_range,
-    flag,
-    given_that,
-    limit,
-    number,
-    of_call,
-    of_held,
-    whole,
-)
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.table import FROM_ROLLOUT, Table
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -54,8 +40,6 @@ NORMS = {
     "rloo": {"mean_level": "group", "mean_leave1out": True, "std_level": None},
 }
 """Algorithm -> how rewards are normalised (`actor.reward_norm`), as in AReaL's examples/math."""
-NAMED = ("rollout", "saver", "recover", "evaluator", "stats_logger")
-"""Sections that carry the names of the experiment."""
 WORKER = "[{task_type: worker, port_count: 2, gpu: 1, mem: 32, cmd: python3 -m areal.infra.rpc.rpc_server}]"
 
 
@@ -243,52 +227,52 @@ def _lag(plan: Plan) -> int:
 def _under_way(plan: Plan) -> Iterator[Setting]:
     lag = _lag(plan)
     why = f"prompts under way: those of {lag + 1} steps" if lag else "prompts of a step"
-    yield Setting(key="rollout.max_concurrent_rollouts", value=plan.workload.prompts * (lag + 1), why=why)
+    yield Setting("rollout.max_concurrent_rollouts", plan.workload.prompts * (lag + 1), why)
 
 
 def _norm(plan: Plan) -> Iterator[Setting]:
     norm = NORMS[plan.workload.algorithm]
     if norm is not None:
         for name, level in norm.items():
-            yield Setting(key=f"actor.reward_norm.{name}", value=level)
-        yield Setting(key="actor.reward_norm.group_size", value="${gconfig.n_samples}")
+            yield Setting(f"actor.reward_norm.{name}", level)
+        yield Setting("actor.reward_norm.group_size", "${gconfig.n_samples}")
 
 
 def _engine(plan: Plan, section: str, placed: RolePlacement, why: str) -> Iterator[Setting]:
     """What every engine that trains or scores has."""
     megatron = plan.placement.backend == "megatron"
-    yield Setting(key=f"{section}.backend", value=allocation(placed.layout, megatron=megatron), why=why)
-    yield Setting(key=f"{section}.experiment_name", value="${experiment_name}")
-    yield Setting(key=f"{section}.trial_name", value="${trial_name}")
+    yield Setting(f"{section}.backend", allocation(placed.layout, megatron=megatron), why)
+    yield Setting(f"{section}.experiment_name", "${experiment_name}")
+    yield Setting(f"{section}.trial_name", "${trial_name}")
     worker = WORKER if section == "actor" else "${actor.scheduling_spec}"
-    yield Setting(key=f"{section}.scheduling_spec", value=worker)
-    yield Setting(key=f"{section}.disable_dropout", value=True)
+    yield Setting(f"{section}.scheduling_spec", worker)
+    yield Setting(f"{section}.disable_dropout", True)
     trained = section != "ref"
     recompute = placed.layout.recompute if trained else "none"
     why = held(plan, f"{section}.train", placed.pool) if trained else ""
-    yield Setting(key=f"{section}.gradient_checkpointing", value=recompute != "none", why=why)
+    yield Setting(f"{section}.gradient_checkpointing", recompute != "none", why)
     if megatron:
         if recompute == "selective":
-            yield Setting(key=f"{section}.megatron.recompute_granularity", value="selective")
-        yield Setting(key=f"{section}.megatron.ddp.use_distributed_optimizer", value=placed.layout.zero == 1)
+            yield Setting(f"{section}.megatron.recompute_granularity", "selective")
+        yield Setting(f"{section}.megatron.ddp.use_distributed_optimizer", placed.layout.zero == 1)
         if placed.layout.vp > 1:
-            yield Setting(key=f"{section}.megatron.virtual_pipeline_parallel_size", value=placed.layout.vp)
+            yield Setting(f"{section}.megatron.virtual_pipeline_parallel_size", placed.layout.vp)
     elif placed.layout.offload_optimizer == "cpu":
-        yield Setting(key=f"{section}.fsdp.offload_params", value=True, why=memory(plan))
-    yield Setting(key=f"{section}.offload", value=leaves(placed))
+        yield Setting(f"{section}.fsdp.offload_params", True, memory(plan))
+    yield Setting(f"{section}.offload", leaves(placed))
     yield from _micro_batch(plan, section, placed.layout, scores=not trained)
 
 
 def _micro_batch(plan: Plan, section: str, layout: Layout, *, scores: bool) -> Iterator[Setting]:
     limit = layout.pack(scoring=scores)
     if limit is not None:
-        yield Setting(key=f"{section}.mb_spec.max_tokens_per_mb", value=limit, why="of all CP ranks")
+        yield Setting(f"{section}.mb_spec.max_tokens_per_mb", limit, "of all CP ranks")
         return
     each = plan.workload.num_sequences // (1 if scores else plan.workload.mini_batches)
     size = layout.sequences(scoring=scores)
     number = math.ceil(each / (layout.dp * size))
     why = f"micro-batches of {size} samples"
-    yield Setting(key=f"{section}.mb_spec.n_mbs", value=number, why=why)
+    yield Setting(f"{section}.mb_spec.n_mbs", number, why)
 
 
 def _beside(plan: Plan, section: str, placed: RolePlacement | None) -> Iterator[Setting]:
@@ -296,34 +280,25 @@ def _beside(plan: Plan, section: str, placed: RolePlacement | None) -> Iterator[
     if placed is None:
         return
     yield from _engine(plan, section, placed, "")
-    yield Setting(key=f"{section}.path", value="${actor.path}")
+    yield Setting(f"{section}.path", "${actor.path}")
     if section == "critic":
-        yield Setting(key="critic.is_critic", value=True)
-        yield Setting(key="critic.ppo_n_minibatches", value="${actor.ppo_n_minibatches}")
-        yield Setting(key="critic.optimizer.type", value="adam")
-        yield Setting(key="critic.optimizer.lr", value="???")
+        yield Setting("critic.is_critic", True)
+        yield Setting("critic.ppo_n_minibatches", "${actor.ppo_n_minibatches}")
+        yield Setting("critic.optimizer.type", "adam")
+        yield Setting("critic.optimizer.lr", "???")
     placement = plan.placement
     critic = placement.role("critic")
     with_critic = critic is not None and section != "critic" and placed.pool == critic.pool
     if placed.pool == placement.actor.pool or with_critic:
         target = "actor" if placed.pool == placement.actor.pool else "critic"
-        yield Setting(key=f"{section}.scheduling_strategy.type", value="colocation")
-        yield Setting(key=f"{section}.scheduling_strategy.target", value=target)
+        yield Setting(f"{section}.scheduling_strategy.type", "colocation")
+        yield Setting(f"{section}.scheduling_strategy.target", target)
     elif placement.rollout is not None and placed.pool == placement.rollout.pool:
         raise RlhfsimError(
             "sharing-not-expressible",
             f"the {section} shares GPUs with the rollout and not with the actor",
             help="design again with --role-placement colocated",
         )
-
-
-def _named(section: str) -> tuple[FixedKey, ...]:
-    """The names of the experiment."""
-    names = {"experiment_name": "${experiment_name}", "trial_name": "${trial_name}"}
-    return tuple(
-        FixedKey(f"{section}.{name}", value)
-        for name, value in {**names, "fileroot": "${cluster.fileroot}"}.items()
-    )
 
 
 def _generator(plan: Plan) -> str | None:
@@ -341,109 +316,31 @@ def _adapter_rank(plan: Plan) -> int | None:
     return max(16, plan.workload.lora.rank) if plan.workload.lora else None
 
 
-_BF16, _HELD = "workload.gradients=bf16", of_held("actor.generate", "rollout")
-_WHERE: tuple[Row, ...] = (
-    FixedKey("experiment_name", lambda plan: f"rlhfsim-{plan.workload.algorithm}"),
-    FixedKey("trial_name", "planned"),
-    *(row for name in NAMED for row in _named(name)),
-    Key("cluster.nodes", "cluster.n_nodes", why=lambda plan: f"all pools. {predicted(plan)}", read=False),
-    Key("cluster.each", "cluster.n_gpus_per_node", 8),
-    FixedKey("cluster.fileroot", "???"),
-    FixedKey("cluster.name_resolve.type", "nfs"),
-    FixedKey("cluster.name_resolve.nfs_record_root", "${cluster.fileroot}/name_resolve"),
-    FixedKey("scheduler.type", lambda plan: "local" if _cluster(plan)[0] == 1 else "ray"),
-    FixedKey(OFFLOADS[0], _offloads, why=lambda plan: memory(plan) if _offloads(plan) else ""),
-)
-_BATCH: tuple[Row, ...] = (
-    FixedKey("train_dataset.path", "???"),
-    FixedKey(TYPE, "rl"),
-    Key("workload.prompts", BATCH, 1, why="prompts"),
-    Key("limit.prompt", LONGEST, 0, limit()),
-    FixedKey("valid_dataset.path", "${train_dataset.path}"),
-    FixedKey("valid_dataset.type", "rl"),
-    FixedKey("valid_dataset.batch_size", "${train_dataset.batch_size}"),
-    Key("workload.samples", "gconfig.n_samples", 1),
-    Key("limit.response", "gconfig.max_new_tokens", 16384),
-    FixedKey("rollout.consumer_batch_size", "${train_dataset.batch_size}"),
-    _under_way,
-    Key("lag", "rollout.max_head_offpolicyness", 0, number(), why=_lagging),
-    Key("workload.mini_batches", "actor.ppo_n_minibatches", 4, whole(floor=1)),
-)
-_GSPO = "workload.algorithm=gspo"
-_ALGORITHM: tuple[Row, ...] = (
-    _norm,
-    FixedKey("actor.importance_sampling_level", "sequence", _GSPO),
-    FixedKey("actor.eps_clip", clip_range(0), _GSPO),
-    FixedKey("actor.eps_clip_higher", clip_range(1), _GSPO),
-    FixedKey("actor.adv_norm.mean_level", "batch"),
-    FixedKey("actor.adv_norm.std_level", "batch"),
-    FixedKey("actor.kl_ctl", 0.001, "kl", ABOVE_ZERO),
-    FixedKey("actor.kl_ctl", 0.0, "!kl"),
-    Key(
-        "workload.old_logprobs",
-        "actor.recompute_logprob",
-        codec=flag("recompute", "rollout", both=True),
-        why=lambda plan: "" if plan.workload.old_logprobs == "recompute" else FROM_ROLLOUT,
-    ),
-)
-_ACTOR: tuple[Row, ...] = (
-    lambda plan: _engine(plan, "actor", plan.placement.actor, call(plan, "actor.train")),
-    FixedKey(POLICY, "???"),
-    FixedKey("tokenizer_path", "${actor.path}"),
-    FixedKey("actor.optimizer.type", "adam"),
-    FixedKey("actor.optimizer.lr", "???"),
-    FixedKey("actor.max_new_tokens", "${gconfig.max_new_tokens}"),
-    FixedKey("actor.weight_update_mode", "disk", "weight_path=disk", of_call("actor.sync")),
-    FixedKey("actor.weight_update_mode", "xccl", "!weight_path=disk", of_call("actor.sync")),
-    FixedKey("actor.megatron.ddp.grad_reduce_in_fp32", False, f"{_BF16} backend=megatron"),
-    FixedKey("actor.grad_reduce_dtype", "bfloat16", f"{_BF16} !backend=megatron"),
-    FixedKey("actor.use_lora", True, "workload.lora"),
-    Key("workload.lora.rank", "actor.lora_rank", read=False),
-    Key("alpha", "actor.lora_alpha", read=False),
-    FixedKey("actor.target_modules", "[all-linear]", "workload.lora"),
-)
-_ROLLOUT: tuple[Row, ...] = (
-    FixedKey("rollout.backend", _generator, why=of_call("actor.generate")),
-    FixedKey("rollout.scheduling_spec", "${actor.scheduling_spec}"),
-    FixedKey("rollout.tokenizer_path", "${tokenizer_path}"),
-    FixedKey(
-        "rollout.scheduling_strategy.type", "colocation", "shared", "training and rollout share the GPUs"
-    ),
-    FixedKey("rollout.scheduling_strategy.target", "actor", "shared"),
-    *given_that(
-        "!rollout.engine=sglang",
-        FixedKey("vllm.model", "${actor.path}"),
-        Key("rollout.memory_utilization", "vllm.gpu_memory_utilization", why=_HELD, read=False),
-        Key("rollout.max_num_seqs", "vllm.max_num_seqs", read=False),
-        Key("limit.total", "vllm.max_model_len", why="prompt and response", read=False),
-        Key("rollout.cuda_graphs", "vllm.enforce_eager", codec=flag(False, True, both=True), read=False),
-        FixedKey("vllm.enable_sleep_mode", _sleeps, "shared"),
-        FixedKey("vllm.enable_lora", True, "workload.lora"),
-        FixedKey("vllm.max_lora_rank", _adapter_rank),
-    ),
-    *given_that(
-        "rollout.engine=sglang",
-        FixedKey("sglang.model_path", "${actor.path}"),
-        Key("rollout.memory_utilization", "sglang.mem_fraction_static", why=_HELD, read=False),
-        Key("rollout.max_num_seqs", "sglang.max_running_requests", read=False),
-        Key("limit.total", "sglang.context_length", why="prompt and response", read=False),
-        Key("rollout.cuda_graphs", "sglang.disable_cuda_graph", codec=flag(False, True), read=False),
-        FixedKey("sglang.enable_memory_saver", _sleeps, "shared"),
-        FixedKey("sglang.enable_lora", True, "workload.lora"),
-        FixedKey("sglang.max_lora_rank", _adapter_rank),
-    ),
-    FixedKey("rollout.use_lora", True, "workload.lora"),
-)
 TABLE = Table(
-    {
-        "where it runs": _WHERE,
-        "batch and lengths": _BATCH,
-        "algorithm": _ALGORITHM,
-        "training of the policy": _ACTOR,
-        "critic": (lambda plan: _beside(plan, "critic", plan.placement.role("critic")),),
-        "reference": (lambda plan: _beside(plan, "ref", plan.placement.role("reference")),),
-        "rollout": _ROLLOUT,
-    },
+    lambda: rows_of(
+        "areal",
+        {
+            "BATCH": BATCH,
+            "LONGEST": LONGEST,
+            "POLICY": POLICY,
+            "TYPE": TYPE,
+            "adapter_rank": _adapter_rank,
+            "critic": lambda plan: _beside(plan, "critic", plan.placement.role("critic")),
+            "experiment": lambda plan: f"rlhfsim-{plan.workload.algorithm}",
+            "from_rollout": lambda plan: "" if plan.workload.old_logprobs == "recompute" else FROM_ROLLOUT,
+            "generator": _generator,
+            "lagging": _lagging,
+            "norm": _norm,
+            "offloads": _offloads,
+            "offloads_why": lambda plan: memory(plan) if _offloads(plan) else "",
+            "policy": lambda plan: _engine(plan, "actor", plan.placement.actor, call(plan, "actor.train")),
+            "reference": lambda plan: _beside(plan, "ref", plan.placement.role("reference")),
+            "scheduler": lambda plan: "local" if _cluster(plan)[0] == 1 else "ray",
+            "sleeps": _sleeps,
+            "under_way": _under_way,
+            "where": lambda plan: f"all pools. {predicted(plan)}",
+        },
+    ),
     _rest,
     {
         "cluster.nodes": lambda plan: _cluster(plan)[0],

@@ -31,8 +31,8 @@ class Configuration:
     name: str
     """As in `configuration_names`."""
     title: str
-    describe: Callable[[FrameworkSettings, Mapping[str, float]], RunDescription]
-    """From the configuration and the mean metrics of its log to what the run is."""
+    describe: Callable[[FrameworkSettings], RunDescription]
+    """From the configuration to what the run is."""
     entries: tuple[str, ...] = ()
     """Patterns of its entry points in a command: where one stands, the configuration is its own."""
     started: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Configuration:
         """Key by which a configuration, or `--set`, names the version that reads it."""
         return f"{self.name.replace('-', '_')}_version"
 
-    def run(self, settings: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+    def run(self, settings: FrameworkSettings) -> RunDescription:
         """The run that a configuration describes; all that it leaves open is asked for at once.
 
         Raises:
@@ -67,7 +67,7 @@ class Configuration:
         trial = settings
         while True:
             try:
-                described = with_served_reward(trial, self.describe(trial, means))
+                described = with_served_reward(trial, self.describe(trial))
             except SettingMissing as missing:
                 open_keys.append(missing.key)
                 trial = settings.with_values(dict.fromkeys(open_keys, PLACEHOLDER))

@@ -19,6 +19,11 @@ GROUPED = ("grpo", "dr-grpo", "rloo")
 """Algorithms whose baseline is the mean of a group."""
 
 
+def refused(what: str, *keys: str, remedy: str = "") -> Finding:
+    """What a framework refuses at its start, or stops at."""
+    return Finding(what=what, keys=keys, remedy=remedy, stops=True)
+
+
 def said_as(s: FrameworkSettings, keys: Sequence[str]) -> str:
     """The name that is used of several; the first where none is."""
     return next((key for key in keys if s.find(key) is not None), keys[0])
@@ -75,17 +80,16 @@ def uneven_batch(run: RunDescription, *keys: str, then: str, updates: bool = Tru
         what = f"an update of {each:,} samples does not split over {ranks} data-parallel ranks"
     else:
         return
-    yield Finding(what=f"{what}: {then}", keys=keys, remedy="a batch that the ranks divide", stops=True)
+    yield refused(f"{what}: {then}", *keys, remedy="a batch that the ranks divide")
 
 
 def uneven_updates(batch: int, update: int, *keys: str, then: str) -> Iterator[Finding]:
     """A batch that is no whole number of updates; both as the framework counts them."""
     if update < 1 or update > batch or batch % update:
-        yield Finding(
-            what=f"updates of {update:,} out of a batch of {batch:,}: {then}",
-            keys=keys,
+        yield refused(
+            f"updates of {update:,} out of a batch of {batch:,}: {then}",
+            *keys,
             remedy=f"{keys[0]}={max(n for n in range(1, max(1, min(update, batch)) + 1) if batch % n == 0)}",
-            stops=True,
         )
 
 

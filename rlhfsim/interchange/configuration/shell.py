@@ -101,11 +101,6 @@ def _branch(statement: str) -> str:
     return "fi" if closes else first if first in ("elif", "else") else ""
 
 
-def words_of(text: str, name: str, variables: Mapping[str, str] | None = None) -> list[str]:
-    """Words of all commands of a script, in order; see `commands_of`."""
-    return [word for command in commands_of(text, name, variables) for word in command]
-
-
 def commands_of(text: str, name: str, variables: Mapping[str, str] | None = None) -> list[list[str]]:
     """Words of the statements of a script, in order; `variables` are set outside of it.
 

@@ -31,17 +31,16 @@ NOTHING_S = 0.001
 _FORWARD_BACKWARD, _FROZEN = 6, 4
 """FLOP of a parameter and token at least: trained, and where only adapters are."""
 
+Steps = Sequence[Mapping[str, float]]
+"""Metrics of each step."""
+Mapped = Mapping[str, tuple[str, ...]]
+"""Metric -> phases that it covers."""
 Found = tuple[str, str]
 """What contradicts what, and the remedy."""
 
 
 def check_against_log(
-    path: Path,
-    framework: Framework,
-    run: RunDescription,
-    specs: RunSpecs,
-    steps: Sequence[Mapping[str, float]],
-    mapped: Mapping[str, tuple[str, ...]],
+    path: Path, framework: Framework, run: RunDescription, specs: RunSpecs, steps: Steps, mapped: Mapped
 ) -> None:
     """Refuse an import that the log contradicts.
 
@@ -66,9 +65,7 @@ def check_against_log(
         )
 
 
-def _samples(
-    framework: Framework, run: RunDescription, steps: Sequence[Mapping[str, float]]
-) -> Iterator[Found]:
+def _samples(framework: Framework, run: RunDescription, steps: Steps) -> Iterator[Found]:
     counts = [
         v[t] / each for v in steps for t in framework.tokens if t in v and (each := _length(framework, v))
     ]
@@ -96,7 +93,7 @@ def _length(framework: Framework, values: Mapping[str, float]) -> float:
     return math.fsum(parts) if all(parts) else 0.0
 
 
-def _gpus(framework: Framework, run: RunDescription, steps: Sequence[Mapping[str, float]]) -> Iterator[Found]:
+def _gpus(framework: Framework, run: RunDescription, steps: Steps) -> Iterator[Found]:
     counts = [count for values in steps if (count := framework.gpus_of(values)) is not None]
     whole = run.gpus + (run.rollout_gpus or 0)
     if counts and all(abs(median(counts) / read - 1) > OFF for read in (run.gpus, whole)):
@@ -108,11 +105,7 @@ def _gpus(framework: Framework, run: RunDescription, steps: Sequence[Mapping[str
 
 
 def _training(
-    framework: Framework,
-    run: RunDescription,
-    specs: RunSpecs,
-    steps: Sequence[Mapping[str, float]],
-    mapped: Mapping[str, tuple[str, ...]],
+    framework: Framework, run: RunDescription, specs: RunSpecs, steps: Steps, mapped: Mapped
 ) -> Iterator[Found]:
     metric = next((m for m, covers in mapped.items() if _of_training(covers)), None)
     seconds = [v[metric] for v in steps if metric is not None and v.get(metric, 0.0) > 0]
@@ -140,9 +133,7 @@ def _of_training(covers: Sequence[str]) -> bool:
     return works == {"actor.train"}
 
 
-def _memory(
-    framework: Framework, run: RunDescription, specs: RunSpecs, steps: Sequence[Mapping[str, float]]
-) -> Iterator[Found]:
+def _memory(framework: Framework, run: RunDescription, specs: RunSpecs, steps: Steps) -> Iterator[Found]:
     held = [v[n] * GIB for v in steps for n in framework.reserved_gib if n in v]
     profile = specs.cluster.node_groups[0].profile
     size = profile.memory.value
@@ -156,12 +147,7 @@ def _memory(
         )
 
 
-def _roles(
-    framework: Framework,
-    run: RunDescription,
-    steps: Sequence[Mapping[str, float]],
-    mapped: Mapping[str, tuple[str, ...]],
-) -> Iterator[Found]:
+def _roles(framework: Framework, run: RunDescription, steps: Steps, mapped: Mapped) -> Iterator[Found]:
     for timer in framework.timers:
         role = timer.phase.split(".")[0]
         times = [v[timer.metric] for v in steps if timer.metric in v]
@@ -172,9 +158,7 @@ def _roles(
             )
 
 
-def _longest(
-    framework: Framework, run: RunDescription, steps: Sequence[Mapping[str, float]]
-) -> Iterator[Found]:
+def _longest(framework: Framework, run: RunDescription, steps: Steps) -> Iterator[Found]:
     longest = max((v[n] for v in steps for n in framework.longest if n in v), default=0.0)
     if run.max_response and longest > run.max_response:
         yield (
@@ -183,12 +167,7 @@ def _longest(
         )
 
 
-def _sum(
-    framework: Framework,
-    run: RunDescription,
-    steps: Sequence[Mapping[str, float]],
-    mapped: Mapping[str, tuple[str, ...]],
-) -> Iterator[Found]:
+def _sum(framework: Framework, run: RunDescription, steps: Steps, mapped: Mapped) -> Iterator[Found]:
     whole = [(v[framework.step], total(v.get(m, 0.0) for m in mapped)) for v in steps if framework.step in v]
     if not whole or run.staleness:
         return

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources as import_resources
+from itertools import chain
+from typing import Any
 
 from rlhfsim import resources
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.logs.records import LineReader, Record, total
+from rlhfsim.specs.frameworks.files import read_shipped
+
+AROUND = "around "
+"""Begins a call in `logs.yaml` that stands for itself and the moves of its role."""
 
 
 def framework_names() -> tuple[str, ...]:
@@ -24,6 +31,26 @@ def framework_named(name: str) -> Framework:
     """How to read the logs of one of `framework_names`."""
     known: Framework = resources.of_framework(name, "logs").FRAMEWORK
     return known
+
+
+def metrics_of(name: str) -> dict[str, Any]:
+    """What `logs.yaml` of a framework says of its metrics: fields of `Framework` that are no functions."""
+    file = import_resources.files("rlhfsim.interchange") / name.replace("-", "_") / "logs.yaml"
+    given = read_shipped(file)
+    said = {field: tuple(value) if isinstance(value, list) else value for field, value in given.items()}
+    said |= {kind: tuple(map(_timer, given.get(kind, ()))) for kind in ("timers", "waits")}
+    return said | ({"rest": _timer(given["rest"])} if "rest" in given else {})
+
+
+def _timer(row: Mapping[str, Any]) -> Timer:
+    apart = {metric: _phases(phases) for metric, phases in row.get("apart", {}).items()}
+    return Timer(**{**row, "covers": _phases(row.get("covers", ())), "apart": apart})
+
+
+def _phases(names: Iterable[str]) -> tuple[str, ...]:
+    """Phases as a file names them, `around actor.train` among them."""
+    each = (around(name.removeprefix(AROUND)) if name.startswith(AROUND) else (name,) for name in names)
+    return tuple(chain.from_iterable(each))
 
 
 def around(*calls: str) -> tuple[str, ...]:

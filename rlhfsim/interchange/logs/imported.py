@@ -120,7 +120,7 @@ def run_of(path: Path, framework: Framework, said: Said, text: str, log: Log, ch
     questions = Questions()
     run = None
     if said.values or choices.given:
-        run = described(framework, settings, _means(log.records), questions)
+        run = described(framework, settings, questions)
     else:
         questions.ask("its configuration", "--config FILE (its launch script or configuration)")
     if run is not None:

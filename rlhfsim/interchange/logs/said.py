@@ -131,11 +131,11 @@ def check_given(
 
 
 def described(
-    framework: Framework, settings: FrameworkSettings, means: Mapping[str, float], questions: Questions
+    framework: Framework, settings: FrameworkSettings, questions: Questions
 ) -> RunDescription | None:
     """The run that the configuration describes; None where it leaves something open."""
     try:
-        return framework.configuration.run(settings, means)
+        return framework.configuration.run(settings)
     except RlhfsimError as error:
         if error.code != NOT_ENOUGH:
             raise

@@ -38,8 +38,8 @@ def resources(plan: Plan) -> Iterator[Setting]:
             f"NeMo-RL gives the rollout whole nodes: {own} GPUs are none of {each}",
             help="design with a rollout pool of whole nodes",
         )
-    yield Setting(key=f"{RESOURCES}.num_nodes", value=alone)
-    yield Setting(key=f"{RESOURCES}.gpus_per_node", value=per_node)
+    yield Setting(f"{RESOURCES}.num_nodes", alone)
+    yield Setting(f"{RESOURCES}.gpus_per_node", per_node)
 
 
 def rollout_gpus(s: FrameworkSettings, read: Fields) -> int:

@@ -11,14 +11,13 @@ from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
 
-import yaml
-
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.findings import (
     group_of_one,
+    refused,
     short_budget,
     uneven_batch,
     uneven_updates,
@@ -27,14 +26,13 @@ from rlhfsim.interchange.configuration.forms import Said
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.nemo_rl.engines import BUDGETS
 from rlhfsim.interchange.nemo_rl.keys import ASYNC_ENGINE, CORRECTION, GIVEN, MARKS, STARTED, TABLE
+from rlhfsim.specs.frameworks.files import read_shipped
 
 
 @cache
 def _examples() -> Mapping[str, Mapping[str, Any]]:
     """Name of one of NeMo-RL's example configurations -> what it sets over the one that it builds on."""
-    text = (resources.files("rlhfsim.interchange") / "nemo_rl" / "examples.yaml").read_text()
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return found
+    return read_shipped(resources.files("rlhfsim.interchange") / "nemo_rl" / "examples.yaml")
 
 
 def based_on(said: Said) -> Mapping[str, Any]:
@@ -90,11 +88,10 @@ def _split_packs(s: FrameworkSettings) -> Iterator[Finding]:
     for model in ("policy", "teacher"):
         keys = (f"{model}.dtensor_cfg.sequence_parallel", f"{model}.sequence_packing.enabled")
         if s.flag(f"{model}.dtensor_cfg.enabled") and all(s.flag(key) for key in keys):
-            yield Finding(
-                what=f"distillation with {keys[0]}=true and packed samples: NeMo-RL refuses it",
-                keys=keys,
+            yield refused(
+                f"distillation with {keys[0]}=true and packed samples: NeMo-RL refuses it",
+                *keys,
                 remedy=f"{keys[0]}=false",
-                stops=True,
             )
 
 
@@ -104,11 +101,11 @@ def _asynchronous(s: FrameworkSettings) -> Iterator[Finding]:
     for key, value in wanted:
         said = s.find(key)
         if isinstance(said, bool) and said is not value:
-            yield Finding(
-                what=f"asynchronous GRPO with {key}={str(said).lower()}: NeMo-RL refuses it",
-                keys=(TABLE.key("schedule.asynchronous"), key),
+            yield refused(
+                f"asynchronous GRPO with {key}={str(said).lower()}: NeMo-RL refuses it",
+                TABLE.key("schedule.asynchronous"),
+                key,
                 remedy=f"{key}={str(value).lower()}",
-                stops=True,
             )
 
 

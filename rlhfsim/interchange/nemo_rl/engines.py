@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,8 @@ from rlhfsim.interchange.megatron_core import hosted_adam
 from rlhfsim.interchange.nemo_rl.unsaid import refuses_split
 from rlhfsim.interchange.table import Codec, FixedKey, Key, count, flag, given_that, of_call, of_held, whole
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.files import heads_of
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
@@ -102,37 +102,12 @@ def _of(role: str) -> Callable[[Plan], RolePlacement]:
     return lambda plan: plan.placement.trainers[role]
 
 
-CHUNKED: Mapping[Backend, Head] = {
-    "megatron": Head(
-        train_bytes=7,
-        score_bytes=4,
-        source="NeMo-RL 7ea279abf, distributed/model_utils.py, ChunkedDistributedLogprob with "
-        "defer_fp32_logits, which it demands: BF16 logits, their gradient; 25 bytes a logit of a chunk (13 "
-        "while scoring) of an eighth of the tokens",
-    ),
-    "fsdp2": Head(
-        train_bytes=12,
-        score_bytes=6,
-        source="NeMo-RL 7ea279abf, models/automodel/train.py: chunks while scoring alone; BF16 logits and "
-        "their FP32 copy (output_dtype of FSDP2)",
-    ),
-}
-"""Around the logits with `policy.logprob_chunk_size`."""
-FIRST_WORKER = Head(
-    train_bytes=16,
-    score_bytes=10,
-    source="NeMo-RL 7ea279abf, models/policy/workers/dtensor_policy_worker.py: FP32 logits that the loop "
-    "still names in the backward pass, saved log-softmax and two FP32 gradients",
-)
-"""Around the logits of DTensor without `_v2`."""
-
-
 def software(s: FrameworkSettings, read: Fields) -> Software | None:
     """Log-probs in chunks of the sequence, or of the first DTensor worker; None: as `runs` has it."""
     backend: Backend = read["backend"]
     first = backend == "fsdp2" and not s.flag("policy.dtensor_cfg._v2", default=True)
-    chunked = CHUNKED[backend] if s.find("policy.logprob_chunk_size") else None
-    head = FIRST_WORKER if first else chunked
+    chunked = f"{backend}_chunked" if s.find("policy.logprob_chunk_size") else ""
+    head = heads_of("nemo-rl").get("first_worker" if first else chunked)
     return None if head is None else replace(default_software(backend), head=head)
 
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from rlhfsim.interchange.export import Exporter, Value, Written, override, script, the_rollout
 from rlhfsim.interchange.fields import shares
+from rlhfsim.interchange.launch_script import needs_of
 from rlhfsim.interchange.nemo_rl.keys import GIVEN, LOOPS, TABLE, TRANSPORT, loop_of
 from rlhfsim.interchange.nemo_rl.unsaid import alike, unsaid_of
 from rlhfsim.interchange.predictions import title_of
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.plan import Plan
 
-NEEDS = {
-    **TRAINING_NEEDS,
-    "NEMO_RL": "folder of the NeMo-RL repository",
-    "MODEL": "folder or Hugging Face name of the policy",
-    "TEACHER": "folder or Hugging Face name of the teacher, with the policy's vocabulary",
-    "DATASET": "data set that NeMo-RL registers, such as OpenMathInstruct-2",
-    "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
-}
+NEEDS = needs_of("nemo-rl")
 BASES = {"megatron": "_megatron.yaml", "fsdp2": ".yaml"}
 """Training backend -> how the configuration under examples/configs that is overridden ends."""
 

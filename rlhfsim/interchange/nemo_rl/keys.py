@@ -16,13 +16,11 @@ from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.described import RoleDescription
 from rlhfsim.interchange.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
-from rlhfsim.interchange.dispatching import in_vllm
-from rlhfsim.interchange.export import Value, longest_prompt, longest_response
+from rlhfsim.interchange.export import Value
 from rlhfsim.interchange.fields import Fields
 from rlhfsim.interchange.given_data import fields_of, samples_of
 from rlhfsim.interchange.nemo_rl.cluster import GEN, cluster_of, resources, rollout_gpus
 from rlhfsim.interchange.nemo_rl.engines import (
-    ENGINES,
     MODELS,
     adapters,
     engine,
@@ -34,26 +32,8 @@ from rlhfsim.interchange.nemo_rl.engines import (
 )
 from rlhfsim.interchange.nemo_rl.unsaid import TOP_K, alike
 from rlhfsim.interchange.predictions import predicted
-from rlhfsim.interchange.table import (
-    ABOVE_ZERO,
-    Codec,
-    FixedKey,
-    Key,
-    Row,
-    Table,
-    clip_range,
-    drafts,
-    flag,
-    given_that,
-    kept,
-    lag,
-    like,
-    marked,
-    number,
-    of_call,
-    of_held,
-    whole,
-)
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.table import ABOVE_ZERO, Codec, FixedKey, Key, Row, Table, flag, given_that, lag
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Residency
@@ -251,10 +231,6 @@ def _says_kl(value: float | None) -> Codec:
     return Codec(lambda kl: value if kl else 0.0, _kl)
 
 
-def _has_reference(plan: Plan) -> bool:
-    return plan.placement.role("reference") is not None
-
-
 def _multiplier(plan: Plan) -> float | None:
     sampling, prompts = plan.workload.dynamic_sampling, plan.workload.prompts
     return sampling.prompts_of(prompts) / prompts if sampling else None
@@ -292,92 +268,6 @@ def _where_it_runs(plan: Plan) -> str:
     return f"{'rollout included. ' if plan.workload.generates else ''}{predicted(plan)}"
 
 
-_WHERE: tuple[Row, ...] = (
-    Key("cluster.nodes", "cluster.num_nodes", 1, why=_where_it_runs),
-    Key("cluster.each", "cluster.gpus_per_node", 1),
-    Key("shared", f"{GEN}.colocated.enabled", True, flag(both=True), when="rollout"),
-    resources,
-    FixedKey(f"++{TRANSPORT}", "nixl", "weight_path=p2p", of_call("actor.sync")),
-    *_asynchronous("grpo"),
-    *_asynchronous("ppo"),
-    FixedKey(CORRECTION, True, "schedule.asynchronous"),
-    FixedKey(ASYNC_ENGINE, True, "schedule.asynchronous"),
-)
-_BATCH: tuple[Row, ...] = (
-    *_generated("grpo"),
-    *_generated("ppo"),
-    *_generated("distillation", 128, 1),
-    FixedKey(FILTERS, True, "workload.dynamic_sampling", kept),
-    FixedKey(MULTIPLIER, _multiplier),
-    Key("workload.dynamic_sampling.max_gen_batches", MOST_BATCHES, read=False),
-    Key(
-        "update",
-        "policy.train_global_batch_size",
-        lambda read: USUAL.get(read["loop"], (512, 512))[0],
-        whole(floor=1),
-        why=lambda plan: f"{'pairs' if plan.workload.paired else 'samples'} of one optimizer step",
-    ),
-    Key(
-        "limit.total",
-        "policy.max_total_sequence_length",
-        lambda read: USUAL.get(read["loop"], (512, 512))[1],
-        why="prompt and response",
-    ),
-    Key("limit.response", f"{GEN}.max_new_tokens", like("limit.total"), when="rollout"),
-)
-_GSPO = "workload.algorithm=gspo"
-_SKIPPED = "skip_reference_policy_logprobs_calculation"
-_ALGORITHM: tuple[Row, ...] = (
-    *given_that(
-        "loop=grpo",
-        FixedKey(ESTIMATOR, "reinforce_plus_plus", "workload.algorithm=reinforce++"),
-        FixedKey(BY_RESPONSE, True, _GSPO),
-        FixedKey(f"{LOSS}.token_level_loss", False, _GSPO),
-        FixedKey(f"{LOSS}.ratio_clip_min", clip_range(0), _GSPO),
-        FixedKey(f"{LOSS}.ratio_clip_max", clip_range(1), _GSPO),
-        FixedKey("grpo.use_leave_one_out_baseline", lambda plan: plan.workload.algorithm == "rloo"),
-        FixedKey("grpo.normalize_rewards", lambda plan: plan.workload.algorithm not in ("dr-grpo", "rloo")),
-        Key("kl", PENALTY, codec=_says_kl(None)),
-        FixedKey(f"grpo.{_SKIPPED}", True, "!kl"),
-    ),
-    *given_that(
-        "loop=ppo",
-        Key("workload.epochs", "ppo.ppo_epochs", 4, why="passes over a batch"),
-        Key(
-            "kl", PENALTY, codec=_says_kl(0.001), why=lambda plan: ABOVE_ZERO if _has_reference(plan) else ""
-        ),
-        FixedKey(f"ppo.{_SKIPPED}", lambda plan: not _has_reference(plan)),
-        FixedKey(
-            "ppo.reward_scaling.enabled",
-            False,
-            "schedule.asynchronous",
-            "refused where the rollout never waits",
-        ),
-        FixedKey("ppo.reward_shaping.enabled", False, "schedule.asynchronous"),
-        FixedKey("ppo.reward_shaping.max_response_length", longest_response, "!schedule.asynchronous"),
-    ),
-    *given_that(
-        "loop=distillation", Key("workload.teacher_top", TOP, 64, why="largest logits that the teacher sends")
-    ),
-    FixedKey(FORCED, True, "reuses", "one forward pass less"),
-)
-
-
-_TRAINING: tuple[Row, ...] = (
-    FixedKey("policy.model_name", "${MODEL}"),
-    *engine("actor"),
-    *adapters("megatron", f"++policy.{ENGINES['megatron']}.peft"),
-    *adapters("fsdp2", f"policy.{ENGINES['fsdp2']}.lora_cfg"),
-    Key(
-        "workload.train_precision",
-        f"policy.{ENGINES['megatron']}.fp8_cfg.enabled",
-        codec=flag("fp8", "bf16"),
-        when="backend=megatron",
-    ),
-    Key("workload.router_replay", "policy.router_replay.enabled", codec=flag(), when="backend=megatron"),
-)
-
-
 def _first_and_last(last: int) -> Callable[[Plan], Value]:
     """Layers in BF16 at one end of the model."""
 
@@ -389,44 +279,9 @@ def _first_and_last(last: int) -> Callable[[Plan], Value]:
     return layers
 
 
-# vllm_worker_async.py builds its engine without a usage context, so that vLLM 0.10.0 to 0.17.1 (tags v0.4.0
-# to v0.6.0) has SchedulerConfig's own defaults: 128 sequences and 2048 tokens of a step; vllm.LLM has 1,024
-# and 16,384 on GPUs with 70 GiB or more (vllm/engine/arg_utils.py, 0.10.0).
-_ROLLOUT: tuple[Row, ...] = (
-    *given_that(
-        "rollout",
-        Key("rollout.tp", f"{VLLM}.tensor_parallel_size", 1, why=of_call("actor.generate")),
-        Key("rollout.pp", f"{VLLM}.pipeline_parallel_size", 1),
-        Key("rollout.ep", f"{VLLM}.expert_parallel_size", 1),
-        in_vllm(f"++{KWARGS}.all2all_backend"),
-        Key(
-            "rollout.memory_utilization",
-            f"{VLLM}.gpu_memory_utilization",
-            0.6,
-            number(),
-            why=of_held("actor.generate", "rollout"),
-        ),
-        Key("rollout.cuda_graphs", f"{VLLM}.enforce_eager", codec=flag(False, True, both=True)),
-        Key("rollout.precision", f"{VLLM}.precision", codec=marked("fp8", "fp8")),
-        Key("rollout.kv_precision", f"{VLLM}.kv_cache_dtype", codec=marked("fp8", "fp8")),
-        *(FixedKey(end, _first_and_last(last)) for last, end in enumerate(ENDS)),
-    ),
-    drafts(f"++{DRAFTS}"),
-    FixedKey(TRAINS_DRAFT, True, "rollout.speculation.trained", "so that its acceptance does not fall"),
-    *given_that(
-        "rollout",
-        Key(
-            "rollout.max_num_seqs",
-            f"++{KWARGS}.max_num_seqs",
-            lambda read: 128 if read["async_engine"] else 1024,
-        ),
-        Key(
-            "rollout.max_batched_tokens",
-            f"++{KWARGS}.max_num_batched_tokens",
-            lambda read: 2048 if read["async_engine"] else 16384,
-        ),
-    ),
-)
+def _batched(asynchronous: int, usual: int) -> Callable[[Fields], int]:
+    """A default that the asynchronous engine has otherwise."""
+    return lambda read: asynchronous if read["async_engine"] else usual
 
 
 def _divisor(plan: Plan) -> int:
@@ -439,27 +294,38 @@ def _both(plan: Plan) -> list[Layout]:
     return [role.layout for role in both if role is not None]
 
 
-_TEACHER: tuple[Row, ...] = given_that(
-    "loop=distillation",
-    FixedKey(TEACHER, "${TEACHER}"),
-    *engine("reference"),
-    FixedKey("teacher.max_total_sequence_length", lambda plan: longest_prompt(plan) + longest_response(plan)),
-    FixedKey(
-        "policy.make_sequence_length_divisible_by",
-        _divisor,
-        why="the student's padded samples are cut over the teacher's ranks too",
-    ),
-)
 TABLE = Table(
-    {
-        "where it runs": _WHERE,
-        "batch and lengths": _BATCH,
-        "algorithm": _ALGORITHM,
-        "training": _TRAINING,
-        "value model": engine("critic"),
-        "teacher": _TEACHER,
-        "rollout": _ROLLOUT,
-    },
+    lambda: rows_of(
+        "nemo-rl",
+        {
+            "ASYNC_ENGINE": ASYNC_ENGINE,
+            "BY_RESPONSE": BY_RESPONSE,
+            "CORRECTION": CORRECTION,
+            "ESTIMATOR": ESTIMATOR,
+            "FILTERS": FILTERS,
+            "FORCED": FORCED,
+            "MOST_BATCHES": MOST_BATCHES,
+            "MULTIPLIER": MULTIPLIER,
+            "PENALTY": PENALTY,
+            "TEACHER": TEACHER,
+            "TOP": TOP,
+            "TRAINS_DRAFT": TRAINS_DRAFT,
+            "above_zero": lambda plan: ABOVE_ZERO if plan.placement.role("reference") else "",
+            "adapters": adapters,
+            "asynchronous": _asynchronous,
+            "batched": _batched,
+            "counted": lambda plan: f"{'pairs' if plan.workload.paired else 'samples'} of one optimizer step",
+            "divisor": _divisor,
+            "ends": tuple(FixedKey(end, _first_and_last(last)) for last, end in enumerate(ENDS)),
+            "engine": engine,
+            "generated": _generated,
+            "multiplier": _multiplier,
+            "resources": resources,
+            "says_kl": _says_kl,
+            "usual": lambda at: lambda read: USUAL.get(read["loop"], (512, 512))[at],
+            "where_it_runs": _where_it_runs,
+        },
+    ),
     _rest,
     {
         "loop": loop_of,

@@ -5,18 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 
 from rlhfsim.interchange.export import Unsaid, longest_prompt, longest_response, scored_alike
-from rlhfsim.interchange.fields import shares
-from rlhfsim.interchange.instead import (
-    OWN_ENVIRONMENT,
-    Instead,
-    instead,
-    layers_whole,
-    old_logprobs,
-    scored_as_trained,
-    served_reward,
-)
+from rlhfsim.interchange.instead import Instead, instead, instead_of, layers_whole, scored_as_trained
 from rlhfsim.interchange.nearest import like_actor, with_layouts
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -35,100 +27,12 @@ def alike(plan: Plan) -> bool:
 TOP_K = 64
 """`distillation.topk_logits_k` of its base, where a plan has none."""
 DISTILS = "workload.algorithm=distillation"
-ROWS = (
-    Instead("actor.vp", 1, "virtual pipeline stages {}", "one a GPU", roles=("critic",)),
-    Instead(
-        "actor.residency",
-        "offloaded",
-        "a policy that stays on the GPUs during a rollout",
-        "a colocated one moves to the host",
-        "rollout shared actor.offload_params=none",
-        roles=("critic",),
-        also=("actor.offload_between", "critic.residency", "critic.offload_between"),
-    ),
-    Instead(
-        "actor.residency",
-        "resident",
-        "a policy that moves to the host between its calls",
-        "it stays: the rollout has GPUs of its own",
-        "rollout !shared",
-        roles=("critic",),
-        also=("actor.offload_between", "critic.residency", "critic.offload_between"),
-    ),
-    Instead(
-        "actor.offload_between",
-        False,
-        "optimizer states that leave while the rollout has GPUs of its own",
-        "they stay",
-        f"rollout !shared actor.residency=resident !{DISTILS}",
-        roles=("critic",),
-        also=("critic.offload_between",),
-    ),
-    Instead(
-        "actor.offload_between",
-        lambda plan: not shares(plan) and plan.placement.actor.layout.offload_params == "none",
-        "a policy whose optimizer states leave between its calls: {}",
-        "{}: they do while the teacher scores, where weights stay and are not on the host anyway",
-        f"{DISTILS} actor.residency=resident",
-    ),
-    Instead(
-        "actor.residency",
-        "resident",
-        "a policy that moves to the host between its calls",
-        "its weights are there whenever they are not used (cpu_offload)",
-        "rollout shared !actor.offload_params=none",
-        also=("actor.offload_between",),
-    ),
-    Instead(
-        "reference.residency",
-        "offloaded",
-        "a teacher that is {}",
-        "it is loaded from the host for its call",
-        DISTILS,
-    ),
-    Instead(
-        "workload.teacher_top",
-        TOP_K,
-        "the teacher's log-probs of the tokens drawn alone",
-        f"the {TOP_K} largest logits of the teacher at each token",
-        f"{DISTILS} !workload.teacher_top",
-    ),
-    Instead(
-        "workload.epochs",
-        1,
-        "{} epochs on a batch",
-        "one: only PPO has ppo_epochs",
-        "!workload.algorithm=ppo",
-    ),
-    Instead(
-        "rollout.sleep",
-        1,
-        "sleep {}",
-        "a colocated rollout drops its KV cache and keeps its weights in host memory (sleep 1)",
-        "rollout shared",
-    ),
-    Instead(
-        "rollout.bf16_attention",
-        False,
-        "attention of an FP8 rollout in BF16",
-        "quantization_ignored_layer_kws by hand",
-        "rollout",
-        also=("workload.rollout_bf16_attention",),
-        priced=False,
-    ),
-    old_logprobs(f"rollout !{DISTILS}"),
-    OWN_ENVIRONMENT,
-    served_reward("rewards come from an environment: env.* of the base", "rollout"),
-    Instead("workload.packing", False, "packed micro-batches", "pairs are padded", "!rollout"),
-    Instead(
-        "actor.offload_between",
-        False,
-        "optimizer states that leave between the calls",
-        "they stay: no rollout needs the room",
-        "!rollout",
-    ),
-)
-"""Plans with a rollout are those of run_grpo.py and run_ppo.py, the others those of run_dpo.py."""
+
+
+@cache
+def rows() -> tuple[Instead, ...]:
+    """What is run in place of fields that no key says."""
+    return instead_of("nemo-rl", {"TOP_K": TOP_K})
 
 
 SIZES = ("score_micro_batch", "pack_tokens", "score_pack_tokens")
@@ -140,7 +44,7 @@ def unsaid_of(plan: Plan) -> Iterator[Unsaid]:
     taught = plan.workload.distils
     alone = alike(plan) and not taught
     yield from instead(
-        plan, *ROWS, layers_whole("critic"), *([scored_as_trained("reference")] if alone else [])
+        plan, *rows(), layers_whole("critic"), *([scored_as_trained("reference")] if alone else [])
     )
     yield from _of_packs(plan) if plan.placement.rollout else _of_pairs(plan)
     yield from _of_split(plan) if taught else _of_reference(plan)
@@ -157,8 +61,8 @@ def _of_split(plan: Plan) -> Iterator[Unsaid]:
         role = plan.placement.trainers[name]
         if role.layout.tp > 1 and role.layout.sequence_parallel and refuses_split(plan, role):
             yield Unsaid(
-                what=f"sequence parallelism of the {name} in packed micro-batches",
-                instead="distillation on DTensor refuses it: only weights are cut",
+                f"sequence parallelism of the {name} in packed micro-batches",
+                "distillation on DTensor refuses it: only weights are cut",
                 nearest=with_layouts(plan, name, sequence_parallel=False),
                 of=(f"{name}.layout.sequence_parallel",),
             )
@@ -170,15 +74,15 @@ def _of_pairs(plan: Plan) -> Iterator[Unsaid]:
     pairs = max(1, layout.micro_batch // 2)
     if layout.pack_tokens is not None or layout.micro_batch != 2 * pairs:
         yield Unsaid(
-            what="micro-batches of packs" if layout.pack_tokens else f"micro-batches of {layout.micro_batch}",
-            instead=f"micro-batches count pairs: {2 * pairs} sequences",
+            "micro-batches of packs" if layout.pack_tokens else f"micro-batches of {layout.micro_batch}",
+            f"micro-batches count pairs: {2 * pairs} sequences",
             nearest=with_layouts(plan, *roles, **dict.fromkeys(SIZES), micro_batch=2 * pairs),
             of=tuple(f"{role}.layout.{name}" for role in roles for name in ("micro_batch", *SIZES)),
         )
     if work.mini_batches > 1:
         yield Unsaid(
-            what=f"steps of {work.mini_batches} updates",
-            instead=f"steps of one, of {work.prompts // work.mini_batches} pairs",
+            f"steps of {work.mini_batches} updates",
+            f"steps of one, of {work.prompts // work.mini_batches} pairs",
             of=("workload.mini_batches", "workload.prompts"),
         )
 
@@ -188,8 +92,8 @@ def _of_reference(plan: Plan) -> Iterator[Unsaid]:
     reference = placement.role("reference")
     if reference is not None and not scored_alike(plan, reference):
         yield Unsaid(
-            what=f"the reference's own layout {reference.layout.label}",
-            instead="its weights are swapped into the policy's modules",
+            f"the reference's own layout {reference.layout.label}",
+            "its weights are swapped into the policy's modules",
             nearest=like_actor(plan, "reference"),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
@@ -198,8 +102,8 @@ def _of_reference(plan: Plan) -> Iterator[Unsaid]:
     runs: Residency = "offloaded" if away else "swapped"
     if reference is not None and reference.residency != runs:
         yield Unsaid(
-            what=f"a reference that is {reference.residency}",
-            instead="it is loaded from the host" if away else "it is swapped",
+            f"a reference that is {reference.residency}",
+            "it is loaded from the host" if away else "it is swapped",
             nearest=like_actor(plan, "reference", residency=runs),
             of=("reference.residency",),
         )
@@ -219,8 +123,8 @@ def _of_packs(plan: Plan) -> Iterator[Unsaid]:
         packs = {field: math.ceil(size * longest / layout.cp) for field, size in sizes.items()}
         most = layout.sequences(scoring=name == "reference")
         yield Unsaid(
-            what=f"micro-batches of {most} packed sequences",
-            instead=f"packs of {most * longest} tokens",
+            f"micro-batches of {most} packed sequences",
+            f"packs of {most * longest} tokens",
             nearest=with_layouts(plan, *roles, micro_batch=1, score_micro_batch=None, **packs),
             of=tuple(f"{role}.layout.{size}" for role in roles for size in ("micro_batch", *SIZES)),
         )

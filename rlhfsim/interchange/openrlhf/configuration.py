@@ -14,6 +14,7 @@ from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.findings import (
     group_of_one,
     reduced_in_turn,
+    refused,
     said_as,
     short_budget,
     uneven_updates,
@@ -21,9 +22,18 @@ from rlhfsim.interchange.configuration.findings import (
 )
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.openrlhf import given_keys
-from rlhfsim.interchange.openrlhf.keys import LIMITS, MARKS, OLD, OVERLAPS, REFERENCE_AWAY, REWARD_AWAY, TABLE
+from rlhfsim.interchange.openrlhf.keys import (
+    HOSTED,
+    LIMITS,
+    MARKS,
+    OLD,
+    OVERLAPS,
+    REFERENCE_AWAY,
+    REWARD_AWAY,
+    RUNS,
+    TABLE,
+)
 from rlhfsim.interchange.table import Table, bare
-from rlhfsim.specs.frameworks.openrlhf.runs import HOSTED, RUNS
 from rlhfsim.specs.workload.workload import sequences_of
 
 
@@ -59,12 +69,12 @@ def _accumulation(s: FrameworkSettings, run: RunDescription, update: int, table:
     micro, ranks = run.layout.micro_batch // sequences_of(run.algorithm), run.layout.dp
     if run.layout.pack_tokens is None and update % (micro * ranks):
         key = said_as(s, table.names("samples_of_update"))
-        yield Finding(
-            what=f"a batch of {update:,} is no multiple of micro-batches of {micro} on {ranks} data-parallel "
+        yield refused(
+            f"a batch of {update:,} is no multiple of micro-batches of {micro} on {ranks} data-parallel "
             "ranks: DeepSpeed refuses it",
-            keys=(key, said_as(s, table.names("actor.micro_batch"))),
+            key,
+            said_as(s, table.names("actor.micro_batch")),
             remedy=f"{key}={-(-update // (micro * ranks)) * micro * ranks}",
-            stops=True,
         )
 
 
@@ -89,11 +99,10 @@ def _placement(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
         yield without_engine((engines,), f"--{engines} {run.gpus // 2 or 1}")
         return
     if shared and engine.tp * engine.dp != run.gpus:
-        yield Finding(
-            what=f"{engine.dp} engines of {engine.tp} GPUs on {run.gpus} shared GPUs: OpenRLHF refuses it",
-            keys=(engines,),
+        yield refused(
+            f"{engine.dp} engines of {engine.tp} GPUs on {run.gpus} shared GPUs: OpenRLHF refuses it",
+            engines,
             remedy=f"{engines}={run.gpus // engine.tp}",
-            stops=True,
         )
     if not shared and asleep:
         yield Finding(what="the engines have GPUs of their own, so that they never sleep", keys=(sleep,))
@@ -116,7 +125,7 @@ def _version(values: Mapping[str, Any]) -> str | None:
 CONFIGURATION = Configuration(
     name="openrlhf",
     title="OpenRLHF",
-    describe=lambda s, means: (given_keys.TABLE if given_keys.trainer_of(s) else TABLE).describe(s, means),
+    describe=lambda s: (given_keys.TABLE if given_keys.trainer_of(s) else TABLE).describe(s),
     findings=findings,
     entries=(r"\bopenrlhf\.cli\.\w+",),
     unread={r"\bopenrlhf\.cli\.train_kto\b": "kto"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import cache
 
 from rlhfsim.interchange.export import (
     Exporter,
@@ -16,38 +17,29 @@ from rlhfsim.interchange.export import (
     script,
     the_rollout,
 )
-from rlhfsim.interchange.given_data import MEETS, under_torchrun
+from rlhfsim.interchange.given_data import under_torchrun
 from rlhfsim.interchange.instead import (
     ONE_PASS,
-    OWN_ENVIRONMENT,
     Instead,
     generated_as_batch,
     instead,
+    instead_of,
     layers_whole,
     long_samples,
 )
+from rlhfsim.interchange.launch_script import needs_of
 from rlhfsim.interchange.nearest import with_layouts, with_placement
 from rlhfsim.interchange.openrlhf import given_keys
-from rlhfsim.interchange.openrlhf.keys import TABLE, scored_together, trained
+from rlhfsim.interchange.openrlhf.keys import PREFILL, SEQUENCES, TABLE, scored_together, trained
 from rlhfsim.interchange.openrlhf.releases import RELEASES
 from rlhfsim.interchange.predictions import title_of
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.openrlhf.runs import PREFILL, SEQUENCES
-from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout import Layout
 
-NEEDS = {
-    **TRAINING_NEEDS,
-    "MODEL": "folder or Hugging Face name of the policy",
-    "PROMPTS": "data set of prompts",
-    "REWARD": "address of the reward service, http://...",
-    "DATASET": "data set of samples, or of pairs",
-    **MEETS,
-}
+NEEDS = needs_of("openrlhf")
 SHARED = ("tp", "cp", "zero", "recompute", "offload_optimizer")
 """What one flag says for all trained and scoring roles (`--ds.*`)."""
-ENGINE = RolloutLayout(max_num_seqs=SEQUENCES, max_batched_tokens=PREFILL)
-"""What vLLM runs with where OpenRLHF has no flag."""
 STAYS = tuple(
     Instead(
         f"{role}.residency",
@@ -59,22 +51,12 @@ STAYS = tuple(
     for role in ("reference", "reward")
 )
 """Roles whose weights only ZeRO-3 keeps on the host."""
-ROWS = (
-    *(
-        Instead(f"rollout.{name}", getattr(ENGINE, name), f"{name} {{}} of the rollout", "vLLM's own, {}")
-        for name in ("max_num_seqs", "max_batched_tokens")
-    ),
-    Instead(
-        "rollout.sleep",
-        1,
-        "a rollout that drops its weights (sleep 2)",
-        "they go to the host (sleep 1)",
-        "rollout.sleep=2",
-    ),
-    layers_whole("critic"),
-    OWN_ENVIRONMENT,
-    *STAYS,
-)
+
+
+@cache
+def rows() -> tuple[Instead, ...]:
+    """What is run in place of fields that no key says."""
+    return instead_of("openrlhf", {"PREFILL": PREFILL, "SEQUENCES": SEQUENCES, "STAYS": STAYS})
 
 
 def write(plan: Plan) -> Written:
@@ -98,15 +80,15 @@ def _unsaid_of_given(plan: Plan) -> Iterator[Unsaid]:
     if not scored_alike(plan, reference) and not scored_alike(plan, replace(reference, layout=whole)):
         same = replace(reference, layout=actor)
         yield Unsaid(
-            what="the reference's own layout",
-            instead="as the policy's",
+            "the reference's own layout",
+            "as the policy's",
             nearest=with_placement(plan, reference=same),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
 
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
-    yield from instead(plan, *ROWS)
+    yield from instead(plan, *rows())
     if not plan.placement.schedule.asynchronous:
         yield from generated_as_batch(plan)
     actor = plan.placement.actor.layout
@@ -124,8 +106,8 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                     score_pack_tokens=role.layout.score_pack_tokens,
                 )
                 yield Unsaid(
-                    what=f"{field} {value} of the {name}",
-                    instead=f"{ours}, as the actor's",
+                    f"{field} {value} of the {name}",
+                    f"{ours}, as the actor's",
                     nearest=with_placement(plan, **{name: replace(role, layout=same)}),
                     of=(f"{name}.layout.{field}",),
                 )
@@ -133,8 +115,8 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
     apart = [name for name, role in trained(plan) if role.layout.sequences(scoring=True) != together]
     if apart and actor.pack_tokens is None:
         yield Unsaid(
-            what=f"micro-batches of their own while {' and '.join(apart)} score",
-            instead=f"{together} samples, as for all that scores",
+            f"micro-batches of their own while {' and '.join(apart)} score",
+            f"{together} samples, as for all that scores",
             nearest=with_layouts(plan, *apart, score_micro_batch=together),
             of=tuple(f"{name}.layout.score_micro_batch" for name in apart),
         )

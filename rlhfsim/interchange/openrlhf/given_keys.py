@@ -11,10 +11,11 @@ from typing import Any
 from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.fields import Fields
-from rlhfsim.interchange.given_data import LAUNCHER, fields_of, samples_at_once, samples_of
+from rlhfsim.interchange.given_data import fields_of, samples_of
 from rlhfsim.interchange.openrlhf.keys import (
     BATCH,
     ENGINE,
+    HOSTED,
     LONGEST,
     MICRO_BATCH,
     OFFLOAD,
@@ -23,9 +24,8 @@ from rlhfsim.interchange.openrlhf.keys import (
     software_of,
 )
 from rlhfsim.interchange.openrlhf.releases import OF_GIVEN_DATA
-from rlhfsim.interchange.predictions import predicted
-from rlhfsim.interchange.table import FixedKey, Key, Table, count, flag, like, of_call, of_held, whole
-from rlhfsim.specs.frameworks.openrlhf.runs import HOSTED
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.table import Table
 from rlhfsim.specs.workload.workload import Algorithm, sequences_of
 
 TRAINERS: Mapping[str, Algorithm] = {
@@ -59,37 +59,18 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 
 
 TABLE = Table(
-    {
-        LAUNCHER: (
-            Key("actor.nodes", "--nnodes", 1, count(), also=("num_nodes",), why=predicted),
-            Key("actor.each", "--nproc_per_node", 8, also=("num_gpus",)),
-        ),
-        "batch and lengths": (
-            Key("samples_of_update", BATCH, 128, whole(1), why="samples of one optimizer step"),
-            Key(
-                "actor.micro_batch",
-                MICRO_BATCH,
-                like("usual.micro_batch"),
-                whole(floor=1),
-                when="!paired",
-                why=of_held("actor.train", "actor"),
-            ),
-            FixedKey(MICRO_BATCH, samples_at_once, "paired", of_held("actor.train", "actor")),
-            Key("limit.total", LONGEST, like("usual.limit"), whole(1)),
-        ),
-        "training": (
-            FixedKey("--model.model_name_or_path", "${MODEL}"),
-            *ENGINE,
-            Key(
-                "actor.recompute",
-                "--model.gradient_checkpointing_enable",
-                codec=flag("full", "none", "selective"),
-                why=of_call("actor.train"),
-            ),
-            OFFLOAD,
-            FixedKey(REFERENCE_AWAY, True, "reference.residency=offloaded reference.zero=3"),
-        ),
-    },
+    lambda: rows_of(
+        "openrlhf",
+        {
+            "BATCH": BATCH,
+            "ENGINE": ENGINE,
+            "LONGEST": LONGEST,
+            "MICRO_BATCH": MICRO_BATCH,
+            "OFFLOAD": OFFLOAD,
+            "REFERENCE_AWAY": REFERENCE_AWAY,
+        },
+        "given_keys",
+    ),
     _rest,
     {"samples_of_update": samples_of, "paired": lambda plan: plan.workload.paired},
     {

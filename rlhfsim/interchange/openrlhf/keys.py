@@ -18,41 +18,17 @@ from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.export import Setting
 from rlhfsim.interchange.fields import Fields, cut
 from rlhfsim.interchange.openrlhf.releases import RELEASES
-from rlhfsim.interchange.predictions import memory, predicted
-from rlhfsim.interchange.table import (
-    FixedKey,
-    Key,
-    Row,
-    Table,
-    choice,
-    flag,
-    kept,
-    lag,
-    like,
-    limit,
-    marked,
-    number,
-    of_call,
-    of_held,
-    whole,
-)
+from rlhfsim.interchange.predictions import memory
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.table import Key, Table, flag, marked, of_call
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.openrlhf.heads import SCALED
-from rlhfsim.specs.frameworks.openrlhf.runs import HOSTED, PREFILL, RUNS, SEQUENCES
+from rlhfsim.specs.frameworks.files import heads_of
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm
+from rlhfsim.specs.workload.workload import Algorithm
 
-ESTIMATORS: dict[Algorithm, str] = {
-    "ppo": "gae",
-    "grpo": "group_norm",
-    "dr-grpo": "dr_grpo",
-    "dapo": "group_norm",
-    "gspo": "group_norm",
-    "rloo": "rloo",
-    "reinforce++": "reinforce",
-}
 READ: dict[str, Algorithm] = {
     "gae": "ppo",
     "reinforce": "reinforce++",
@@ -62,6 +38,9 @@ READ: dict[str, Algorithm] = {
     "dr_grpo": "dr-grpo",
 }
 """--algo.advantage.estimator -> algorithm here."""
+RUNS = framework("openrlhf")
+HOSTED, SEQUENCES, PREFILL = RUNS.says.leaves_under, RUNS.says.sequences, RUNS.says.prefill[True]
+"""ZeRO stages under which what only scores can be on the host; sequences and tokens of a vLLM engine."""
 MODULES_SEQUENCES = 256
 """Sequences at a time where the actor's own modules generate."""
 OLD = ("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "pretrain", "zero_stage")
@@ -110,7 +89,7 @@ def _sharing(plan: Plan) -> Iterator[Setting]:
     assert rollout is not None
     together, apart = len(set(pools.values())) == 1, rollout.pool != plan.placement.actor.pool
     if together and (not apart or plan.placement.schedule.asynchronous):
-        yield Setting(key="--train.colocate_all", value=True)
+        yield Setting("--train.colocate_all", True)
         return
     if not apart or rollout.pool in pools.values():
         raise _unshared("the rollout shares GPUs with some of the roles")
@@ -125,7 +104,7 @@ def _sharing(plan: Plan) -> Iterator[Setting]:
         for b in pools:
             if a < b and pools[a] == pools[b] and {a, b} not in found.values():
                 raise _unshared(f"{a} and {b} share GPUs apart from the rollout")
-    yield from (Setting(key=key, value=True) for key in found)
+    yield from (Setting(key, True) for key in found)
 
 
 def _unshared(what: str) -> RlhfsimError:
@@ -264,7 +243,8 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 def software_of(s: FrameworkSettings) -> Software | None:
     """Log-probs at another temperature than 1, reductions that overlap; None: as `runs` has both."""
     usual, scaled = RUNS.software["deepspeed"], s.share(*names("rollout.temperature"), default=1.0) != 1
-    known = replace(usual, head=SCALED if scaled else None, overlaps_reduction=s.flag(*TABLE.named(OVERLAPS)))
+    head = heads_of("openrlhf")["scaled"] if scaled else None
+    known = replace(usual, head=head, overlaps_reduction=s.flag(*TABLE.named(OVERLAPS)))
     return None if known == usual else known
 
 
@@ -291,59 +271,12 @@ def _generation(read: Fields) -> dict[str, Any]:
 # --- the rows -----------------------------------------------------------------------------------------------
 
 
-_TRAINED, _GENERATED = of_held("actor.train", "actor"), of_held("actor.generate", "rollout")
-
-
 def scored_together(plan: Plan) -> int:
     """Sequences of a micro-batch that is scored: as the reference's, the critic's or the actor's."""
     placed = plan.placement.role("reference") or plan.placement.role("critic") or plan.placement.actor
     return placed.layout.sequences(scoring=True)
 
 
-_ROLES = tuple(
-    Key(f"{role}.{field}", f"--{name}.num_{unit}", usual, when=role, read=False)
-    for role, name in FLAGS.items()
-    for field, unit, usual in (("nodes", "nodes", 1), ("each", "gpus_per_node", 8))
-    if role != "actor"
-)
-_WHERE: tuple[Row, ...] = (
-    Key("actor.nodes", "--actor.num_nodes", 1, why=predicted),
-    Key("actor.each", "--actor.num_gpus_per_node", 8),
-    *_ROLES,
-    _sharing,
-    Key("schedule.asynchronous", "--train.async_enable", codec=flag()),
-    Key("schedule.staleness", "--train.async_queue_size", 1, lag(), when="schedule.asynchronous"),
-    Key(
-        "schedule.partial_rollout",
-        "--train.partial_rollout_enable",
-        codec=flag(),
-        when="schedule.asynchronous",
-    ),
-)
-_BATCH = (
-    FixedKey("--data.prompt_dataset", "${PROMPTS}"),
-    Key("workload.prompts", "--rollout.batch_size", 1024, why="prompts"),
-    Key("workload.samples", "--rollout.n_samples_per_prompt", 1),
-    FixedKey("--algo.dynamic_filtering_enable", True, "workload.dynamic_sampling", kept),
-    Key(
-        "generated", "--rollout.vllm_generate_batch_size", when="schedule.asynchronous", read=False
-    ),  # its flags refuse more than a batch where nothing buffers the rest
-    Key("samples_of_update", BATCH, 128, whole(1), why="samples of one optimizer step"),
-    Key("workload.epochs", "--train.max_epochs", 1),
-    Key("limit.total", LONGEST, why="prompt and response", read=False),
-    Key("limit.response", "--rollout.max_new_tokens", read=False),
-)
-_GSPO = "workload.algorithm=gspo"
-_ALGORITHM = (
-    Key("workload.algorithm", "--algo.advantage.estimator", codec=choice(ESTIMATORS), read=False),
-    FixedKey("--actor.policy_loss_type", "gspo", _GSPO),
-    FixedKey("--actor.eps_clip_low_high", "{} {}".format(*CLIP_RANGES["gspo"]), _GSPO),
-    FixedKey("--algo.kl.init_coef", 0, "!kl"),
-    FixedKey("--algo.kl.use_loss", True, "kl !in_reward"),
-    FixedKey("--algo.kl.estimator", "k3", "kl !in_reward"),
-    FixedKey("--reward.remote_url", "${REWARD}", "!reward"),
-    FixedKey("--reward.model_name_or_path", "${REWARD}", "reward"),
-)
 ENGINE = (
     Key("actor.zero", "--ds.zero_stage", 2, why=of_call("actor.train")),
     Key("actor.tp", "--ds.tensor_parallel_size", 1, quiet=True),
@@ -356,66 +289,22 @@ ENGINE = (
 )
 """What every trainer of OpenRLHF says of its engine."""
 OFFLOAD = Key("actor.offload_optimizer", "--ds.adam_offload", codec=flag("cpu", "none"), why=memory)
-_TRAINING = (
-    FixedKey("--actor.model_name_or_path", "${MODEL}"),
-    FixedKey(
-        "--critic.model_name_or_path",
-        "${MODEL}",
-        "critic",
-        "as the policy, which OpenRLHF would take from the reward model",
-    ),
-    *ENGINE,
-    Key(
-        "actor.recompute",
-        "--actor.gradient_checkpointing_enable",
-        codec=flag("full", "none", "selective"),
-        why=_TRAINED,
-    ),
-    OFFLOAD,
-    Key("leaves", "--ds.enable_sleep", codec=flag(), why=memory),
-    FixedKey(REFERENCE_AWAY, True, "reference.residency=offloaded reference.zero=3"),
-    FixedKey(REWARD_AWAY, True, "reward.residency=offloaded reward.zero=3"),
-    Key(
-        "actor.micro_batch",
-        MICRO_BATCH,
-        lambda read: 4 if read["old"] else 1,
-        whole(floor=1),
-        when="!packs",
-        why=_TRAINED,
-    ),
-    Key(
-        "actor.score_micro_batch",
-        "--rollout.micro_batch_size",
-        lambda read: 8 if read["old"] else 1,
-        whole(floor=1),
-        when="!packs",
-    ),
-    Key("packs", "--train.dynamic_batch_enable", codec=flag()),
-    Key("actor.pack_tokens", "--train.max_tokens_per_gpu", 16192, whole(floor=1), when="packs", why=_TRAINED),
-    Key(
-        "actor.score_pack_tokens",
-        "--rollout.max_tokens_per_gpu",
-        like("actor.pack_tokens"),
-        whole(floor=1),
-        when="packs",
-    ),
-)
-_ROLLOUT = (
-    Key("rollout.dp", "--vllm.num_engines", 0, limit(), why=of_call("actor.generate")),
-    Key("rollout.tp", "--vllm.tensor_parallel_size", 1),
-    Key("rollout.memory_utilization", "--vllm.gpu_memory_utilization", 0.95, number(), why=_GENERATED),
-    Key("rollout.cuda_graphs", "--vllm.enforce_eager", codec=flag(False, True)),
-    Key("rollout.sleep", "--vllm.enable_sleep", codec=flag(1, 0, 2), when="shared"),
-    FixedKey("--vllm.sync_backend", "nccl", why=of_call("actor.sync")),
-)
 TABLE = Table(
-    {
-        "where it runs": _WHERE,
-        "batch and lengths": _BATCH,
-        "algorithm": _ALGORITHM,
-        "training": _TRAINING,
-        "rollout": _ROLLOUT,
-    },
+    lambda: rows_of(
+        "openrlhf",
+        {
+            "BATCH": BATCH,
+            "ENGINE": ENGINE,
+            "LONGEST": LONGEST,
+            "MICRO_BATCH": MICRO_BATCH,
+            "OFFLOAD": OFFLOAD,
+            "REFERENCE_AWAY": REFERENCE_AWAY,
+            "REWARD_AWAY": REWARD_AWAY,
+            "micro_batch": lambda read: 4 if read["old"] else 1,
+            "scored": lambda read: 8 if read["old"] else 1,
+            "sharing": _sharing,
+        },
+    ),
     _rest,
     {"actor.score_micro_batch": scored_together},
     follows={

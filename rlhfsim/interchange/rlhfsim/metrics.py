@@ -19,7 +19,7 @@ from rlhfsim.units import GB, GIB
 PEAK = "memory/peak_gib"
 
 
-def _describe(settings: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+def _describe(settings: FrameworkSettings) -> RunDescription:
     raise RlhfsimError("no-plan", "a run of ours is described by its plan.json", help="name it with --plan")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
-from rlhfsim.interchange.configuration.findings import group_of_one, uneven_batch, uneven_updates
+from rlhfsim.interchange.configuration.findings import group_of_one, refused, uneven_batch, uneven_updates
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.skyrl import given_keys
 from rlhfsim.interchange.skyrl.keys import MARKS, TABLE
@@ -30,36 +30,33 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     yield from uneven_batch(run, prompts, samples, then="SkyRL refuses it")
     each, micro = update * run.samples // run.layout.dp, run.layout.micro_batch
     if run.layout.pack_tokens is None and micro and each % micro:
-        yield Finding(
-            what=f"an update of {each:,} samples a rank is no multiple of micro-batches of {micro}: SkyRL "
+        yield refused(
+            f"an update of {each:,} samples a rank is no multiple of micro-batches of {micro}: SkyRL "
             "refuses it",
-            keys=(micro_batch, size),
+            micro_batch,
+            size,
             remedy=f"{micro_batch}={math.gcd(each, micro)}",
-            stops=True,
         )
     if run.rollout.engine == "sglang":
         engine = TABLE.key("rollout.engine")
-        yield Finding(
-            what="SkyRL has no SGLang any more: it took the backend out on 26 February 2026 (ac8cbfbf4)",
-            keys=(engine,),
+        yield refused(
+            "SkyRL has no SGLang any more: it took the backend out on 26 February 2026 (ac8cbfbf4)",
+            engine,
             remedy=f"{engine}=vllm, or a release from before that day",
-            stops=True,
         )
     engines = run.rollout.tp * run.rollout.pp * run.rollout.attention_dp * run.rollout.dp
     if run.rollout_gpus is None and engines != run.gpus:
-        yield Finding(
-            what=f"engines of {engines} GPUs altogether share {run.gpus} GPUs with training: SkyRL "
-            "refuses it",
-            keys=(TABLE.key("rollout.dp"),),
+        yield refused(
+            f"engines of {engines} GPUs altogether share {run.gpus} GPUs with training: SkyRL refuses it",
+            TABLE.key("rollout.dp"),
             remedy=f"{TABLE.key('rollout.dp')}={run.gpus * run.rollout.dp // engines}",
-            stops=True,
         )
 
 
 CONFIGURATION = Configuration(
     name="skyrl",
     title="SkyRL",
-    describe=lambda s, means: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s, means),
+    describe=lambda s: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s),
     findings=findings,
     entries=(r"\bskyrl\.train\.(?:entrypoints\.[\w.]+|main_sft\b)", r"\bexamples\.train\w*\.[\w.]*main\w*"),
     started=(r"\bpython3? (\S*/)?\w*entrypoint\.py",),

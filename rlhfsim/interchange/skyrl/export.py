@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.export import Exporter, Written, override, script, the_rollout
+from rlhfsim.interchange.launch_script import needs_of
 from rlhfsim.interchange.predictions import title_of
 from rlhfsim.interchange.skyrl.keys import TABLE
 from rlhfsim.interchange.skyrl.unsaid import unsaid, updates
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.plan import Plan
 
 STEP_BY_STEP = "examples.train.async.main_async"
 CONTINUOUS = "examples.train.fully_async.main_fully_async"
-NEEDS = {
-    **TRAINING_NEEDS,
-    "SKYRL": "folder of the SkyRL repository",
-    "MODEL": "folder or Hugging Face name of the policy",
-    "TRAIN_DATA": "Parquet file of training prompts",
-    "VAL_DATA": "Parquet file of validation prompts",
-    "ADAPTERS": "folder for adapters that every node sees",
-    "SYNC_DIR": "folder, gs:// or s3:// address that training and rollout share, for changed weights",
-    "ENVIRONMENT": "environment that gives rewards, for example gsm8k",
-}
+NEEDS = needs_of("skyrl")
 
 
 def write(plan: Plan) -> Written:

@@ -14,11 +14,13 @@ from typing import Any
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.findings import refused
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.fields import Fields
 from rlhfsim.interchange.given_data import fields_of
-from rlhfsim.interchange.skyrl.keys import below, engine, layout_of, recompute
-from rlhfsim.interchange.table import Key, Table, choice, flag, limit, whole
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.skyrl.keys import engine, layout_of, recompute
+from rlhfsim.interchange.table import Table
 from rlhfsim.specs.workload.workload import Algorithm
 
 ALGORITHM: Algorithm = "sft"
@@ -27,8 +29,6 @@ BATCH, MICRO_BATCH, LONGEST = "batch_size", "micro_train_batch_size_per_gpu", "m
 BINS, CAPACITY = "use_sequence_packing", "max_tokens_per_microbatch"
 UNPADS, RENAMED = "remove_microbatch_padding", "use_sample_packing"
 DUMMY = "dummy_run_full_ctx"
-DEGREES = 2
-"""Tensor and pipeline parallelism of Megatron-Core where nothing is said."""
 
 
 def trains_given(s: FrameworkSettings) -> bool:
@@ -58,38 +58,12 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     }
 
 
-def _parallel(name: str) -> str:
-    return below("", f"megatron_config.{name}_model_parallel_size")
-
-
 TABLE = Table(
-    {
-        "where it runs": (
-            Key(
-                "backend", "strategy", "megatron", choice({"megatron": "megatron", "fsdp2": "fsdp"}, "fsdp2")
-            ),
-            Key("actor.nodes", "placement.num_nodes", 1, whole(1)),
-            Key("actor.each", "placement.num_gpus_per_node", 4, whole(1)),
-        ),
-        "batch and lengths": (
-            Key("samples_of_update", BATCH, 4, whole(1)),
-            Key("limit.total", LONGEST, 0, limit()),
-            Key("actor.micro_batch", MICRO_BATCH, 2, whole(1)),
-        ),
-        "training": (
-            Key("workload.lora.rank", "model.lora.rank", 0),
-            Key("actor.tp", _parallel("tensor"), DEGREES, whole(1), when="backend=megatron"),
-            Key("actor.pp", _parallel("pipeline"), DEGREES, whole(1), when="backend=megatron"),
-            *engine("actor", ""),
-            Key(
-                "workload.gradients",
-                "megatron_config.ddp_config.grad_reduce_in_fp32",
-                "backend",
-                flag("backend", "bf16"),
-                when="backend=megatron",
-            ),
-        ),
-    },
+    lambda: rows_of(
+        "skyrl",
+        {"BATCH": BATCH, "LONGEST": LONGEST, "MICRO_BATCH": MICRO_BATCH, "engine": engine("actor", "")},
+        "given_keys",
+    ),
     _rest,
     follows={"shared": lambda s, read: True},
 )
@@ -103,31 +77,30 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     ranks, micro = run.gpus // (run.layout.tp * run.layout.pp), run.layout.micro_batch
     if run.prompts % (ranks * micro):
         each = run.prompts // ranks
-        yield Finding(
-            what=f"a batch of {run.prompts:,} samples is no multiple of micro-batches of {micro} on {ranks} "
+        yield refused(
+            f"a batch of {run.prompts:,} samples is no multiple of micro-batches of {micro} on {ranks} "
             "ranks: SkyRL refuses it",
-            keys=(BATCH, MICRO_BATCH),
+            BATCH,
+            MICRO_BATCH,
             remedy=f"{MICRO_BATCH}={gcd(each, micro)}"
             if each and run.prompts % ranks == 0
             else f"{BATCH}={-(-run.prompts // (ranks * micro)) * ranks * micro}",
-            stops=True,
         )
 
 
 def _bins(run: RunDescription) -> Iterator[Finding]:
     capacity, longest = (run.layout.pack_tokens or 0) * run.layout.cp, run.max_response or 0
     if capacity < longest:
-        yield Finding(
-            what=f"bins of {capacity:,} tokens below the longest sample, {longest:,}: SkyRL refuses them",
-            keys=(CAPACITY, LONGEST),
+        yield refused(
+            f"bins of {capacity:,} tokens below the longest sample, {longest:,}: SkyRL refuses them",
+            CAPACITY,
+            LONGEST,
             remedy=f"{CAPACITY}={longest}",
-            stops=True,
         )
     if run.prompts < run.layout.dp:
-        yield Finding(
-            what=f"{run.prompts:,} samples for {run.layout.dp} data-parallel ranks: SkyRL refuses a rank "
+        yield refused(
+            f"{run.prompts:,} samples for {run.layout.dp} data-parallel ranks: SkyRL refuses a rank "
             "without a bin",
-            keys=(BATCH,),
+            BATCH,
             remedy=f"{BATCH}={run.layout.dp}",
-            stops=True,
         )

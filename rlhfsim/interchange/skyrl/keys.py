@@ -10,29 +10,13 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.described import RoleDescription, training_layout
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
-from rlhfsim.interchange.dispatching import ENGINE_WORD, in_vllm, named
+from rlhfsim.interchange.dispatching import named
 from rlhfsim.interchange.export import longest_prompt, longest_response
-from rlhfsim.interchange.fields import Fields, PlanFields, leaves, shares
-from rlhfsim.interchange.predictions import memory, predicted
+from rlhfsim.interchange.fields import Fields, leaves, shares
+from rlhfsim.interchange.predictions import predicted
+from rlhfsim.interchange.rows import rows_of
 from rlhfsim.interchange.skyrl.unsaid import scored_together, updates, versions
-from rlhfsim.interchange.table import (
-    FROM_ROLLOUT,
-    FixedKey,
-    Key,
-    Row,
-    Table,
-    choice,
-    drafting,
-    flag,
-    holds,
-    kept,
-    marked,
-    number,
-    of_call,
-    of_held,
-    unwritten,
-    whole,
-)
+from rlhfsim.interchange.table import FixedKey, Key, Row, Table, flag, of_call, whole
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.specs.placement.placement import Residency
@@ -236,10 +220,6 @@ def _answer(plan: Plan) -> int:
 
 # --- the rows -----------------------------------------------------------------------------------------------
 
-_TRAINED, _GENERATED = of_held("actor.train", "actor"), of_held("actor.generate", "rollout")
-_TRAIN = of_call("actor.train")
-_TURNS = "workload.environment.turns>1"
-
 
 def _gpus(role: str) -> tuple[Row, ...]:
     """Nodes of a role and GPUs of each."""
@@ -257,7 +237,7 @@ _SHARDS = replace(whole(), write=lambda shards: shards or -1)
 def engine(role: str, prefix: str) -> tuple[Row, ...]:
     """How a role is cut whose keys begin so."""
     policy = role == "actor"
-    on, why = "" if policy else f"{role} ", _TRAIN if policy else ""
+    on, why = "" if policy else f"{role} ", of_call("actor.train") if policy else ""
     fsdp, megatron = f"{on}backend=fsdp2", f"{on}backend=megatron"
     sharded, parallel = (below(prefix, f"{backend}_config") for backend in ("fsdp", "megatron"))
     experts = f"{parallel}.expert_tensor_parallel_size"
@@ -308,162 +288,29 @@ def _spread(plan: Plan) -> str | None:
     return "${ADAPTERS}" if plan.workload.lora and fsdp else None
 
 
-_CONTINUOUS = "schedule.continuous"
-_WHERE: tuple[Row, ...] = (
-    Key("backend", "trainer.strategy", "fsdp2", choice({"megatron": "megatron", "fsdp2": "fsdp"}, "fsdp2")),
-    Key("shared", f"{PLACE}.colocate_all", True, flag(both=True), why=_shared),
-    FixedKey(f"{PLACE}.colocate_policy_ref", _beside, "!shared"),
-    *_gpus("actor"),
-    *_gpus("reference"),
-    *_gpus("critic"),
-    Key(
-        _CONTINUOUS, "trainer.fully_async.enabled", codec=flag(), why="the rollout never waits for an update"
-    ),
-    Key(
-        "versions",
-        "trainer.fully_async.max_staleness_steps",
-        4,
-        when=_CONTINUOUS,
-        why="counted in updates, not batches",
-    ),
-    FixedKey(
-        "trainer.fully_async.num_parallel_generation_workers",
-        lambda plan: updates(plan)[1] * (versions(plan) + 1),
-        _CONTINUOUS,
-        "prompts in flight: as many as the lag admits",
-    ),
-    FixedKey("trainer.logger", "console", why="wandb, the default, wants a key"),
-)
-_BATCH: tuple[Row, ...] = (
-    FixedKey("data.train_data", "['${TRAIN_DATA}']"),
-    FixedKey("data.val_data", "['${VAL_DATA}']"),
-    Key("batch", "trainer.train_batch_size", 1024, why="prompts, not samples"),
-    Key("prompts_of_update", "trainer.policy_mini_batch_size", 256, why="prompts of one optimizer step"),
-    Key("prompts_of_update", "trainer.critic_mini_batch_size", when="critic", read=False),
-    Key("workload.epochs", "trainer.update_epochs_per_batch", 1),
-    Key("workload.samples", "generator.n_samples_per_prompt", 5),
-    Key("limit.prompt", "trainer.max_prompt_length", 512),
-    Key("workload.environment.turns", "generator.max_turns", when=_TURNS, read=False),
-    Key(
-        "limit.conversation",
-        "generator.max_input_length",
-        when=_TURNS,
-        why="the conversation ahead of its last answer",
-        read=False,
-    ),
-    Key("limit.answer", "generator.sampling_params.max_generate_length", 1024, why="of one turn"),
-    FixedKey(
-        "trainer.max_tokens_per_microbatch",
-        lambda plan: plan.placement.actor.layout.pack(scoring=False),
-        why=_TRAINED,
-    ),
-    Key(
-        "actor.micro_batch",
-        "trainer.micro_train_batch_size_per_gpu",
-        1,
-        whole(floor=1),
-        when="!packs",
-        why=_TRAINED,
-    ),
-    Key(
-        "actor.score_micro_batch",
-        "trainer.micro_forward_batch_size_per_gpu",
-        1,
-        whole(floor=1),
-        when="!packs",
-    ),
-)
-_DR, _FILTERED = "workload.algorithm=dr-grpo", "workload.dynamic_sampling"
-_ALGORITHM: tuple[Row, ...] = (
-    Key("workload.algorithm", f"{ALGORITHM}.advantage_estimator", codec=choice(ESTIMATORS), read=False),
-    FixedKey(f"{ALGORITHM}.use_kl_in_reward", lambda plan: holds("kl in_reward", PlanFields(plan, {}))),
-    FixedKey(f"{ALGORITHM}.use_kl_loss", lambda plan: holds("kl !in_reward", PlanFields(plan, {}))),
-    FixedKey(f"{ALGORITHM}.grpo_norm_by_std", False, _DR),
-    FixedKey(f"{ALGORITHM}.loss_reduction", "seq_mean_token_sum_norm", _DR),
-    Key("limit.total", f"{ALGORITHM}.max_seq_len", when=_DR, read=False),
-    FixedKey(f"{ALGORITHM}.policy_loss_type", "rollout_is", "takes_rollouts", FROM_ROLLOUT),
-    FixedKey(f"{ALGORITHM}.dynamic_sampling.type", "filter", _FILTERED, kept),
-    FixedKey(f"{ALGORITHM}.dynamic_sampling.max_sample_batches", _most),
-    FixedKey("environment.env_class", "${ENVIRONMENT}"),
-)
-_ADAM, _HOSTED = f"{MEGATRON}.optimizer_config_kwargs", "backend=megatron actor.offload_optimizer=cpu"
-_KWARGS, _SELECTIVE = f"{MEGATRON}.transformer_config_kwargs", "backend=megatron actor.recompute=selective"
-_ADAPTERS, _EIGHT = "backend=megatron workload.lora", "backend=megatron workload.train_precision=fp8"
-_RECOMPUTED = flag("full", "none", "selective", both=True)
-_POLICY: tuple[Row, ...] = (
-    FixedKey(MODEL, "${MODEL}"),
-    Key("workload.packing", "trainer.remove_microbatch_padding", True, flag(both=True)),
-    Key("actor.recompute", RECOMPUTES, codec=_RECOMPUTED, why=_TRAINED, read=False),
-    Key("workload.lora.rank", f"{POLICY}.model.lora.rank", 0),
-    Key("alpha", f"{POLICY}.model.lora.alpha", read=False),
-    FixedKey(f"{POLICY}.model.lora.lora_sync_path", _spread),
-    *engine("actor", POLICY),
-    FixedKey(f"{_KWARGS}.recompute_granularity", "selective", _SELECTIVE),
-    FixedKey(f"{_KWARGS}.recompute_method", None, _SELECTIVE),
-    FixedKey(f"{_KWARGS}.recompute_num_layers", None, _SELECTIVE),
-    FixedKey(f"{_ADAM}.optimizer_cpu_offload", True, _HOSTED, memory),
-    Key("actor.offload_fraction", f"{_ADAM}.optimizer_offload_fraction", when=_HOSTED, read=False),
-    FixedKey(
-        f"{MEGATRON}.ddp_config.grad_reduce_in_fp32",
-        lambda plan: plan.workload.gradients != "bf16",
-        "backend=megatron",
-    ),
-    Key(
-        "workload.router_replay",
-        f"{MEGATRON}.moe_enable_routing_replay",
-        codec=flag(),
-        when="backend=megatron",
-    ),
-    FixedKey(f"{ENGINE}.enable_return_routed_experts", True, "workload.router_replay"),
-    FixedKey(
-        f"{MEGATRON}.lora_config.merge_lora", lambda plan: plan.placement.weight_path != "lora", _ADAPTERS
-    ),
-    FixedKey(f"{POLICY}.model.lora.sync_mode", "memory", f"{_ADAPTERS} weight_path=lora"),
-    FixedKey(f"{MEGATRON}.fp8", "e4m3", _EIGHT),
-    FixedKey(f"{MEGATRON}.fp8_recipe", "auto", _EIGHT),
-    FixedKey(f"{POLICY}.optimizer_config.offload_after_step", lambda plan: leaves(plan.placement.actor)),
-)
-_CRITIC: tuple[Row, ...] = (
-    FixedKey("trainer.critic.model.path", "${MODEL}", "critic"),
-    *engine("critic", "trainer.critic"),
-    FixedKey(
-        "trainer.critic.optimizer_config.offload_after_step",
-        lambda plan: leaves(plan.placement.role("critic")),
-        "critic",
-    ),
-)
-_ROLLOUT: tuple[Row, ...] = (
-    Key("rollout.dp", f"{ENGINE}.num_engines", 1, why=of_call("actor.generate")),
-    Key("rollout.tp", f"{ENGINE}.tensor_parallel_size", 1),
-    Key("rollout.pp", f"{ENGINE}.pipeline_parallel_size", 1),
-    Key("rollout.attention_dp", f"{ENGINE}.data_parallel_size", 1),
-    Key("rollout.ep", f"{ENGINE}.expert_parallel_size", 1),
-    Key("rollout.engine", f"{ENGINE}.backend", codec=unwritten(ENGINE_WORD), also=("generator.backend",)),
-    in_vllm(f"+{ENGINE}.engine_init_kwargs.all2all_backend"),
-    Key("rollout.memory_utilization", f"{ENGINE}.gpu_memory_utilization", 0.8, number(), why=_GENERATED),
-    Key("rollout.max_num_seqs", f"{ENGINE}.max_num_seqs", 1024),
-    Key("rollout.max_batched_tokens", f"{ENGINE}.max_num_batched_tokens", 8192),
-    Key("rollout.cuda_graphs", f"{ENGINE}.enforce_eager", True, flag(False, True, both=True)),
-    Key("rollout.precision", f"{ENGINE}.fp8_weight_sync_mode", codec=marked("fp8", "blockwise", mark="")),
-    Key("rollout.kv_precision", f"{ENGINE}.engine_init_kwargs.kv_cache_dtype", codec=marked("fp8", "fp8")),
-    FixedKey("trainer.mtp.enabled", True, "rollout.speculation", drafting),
-    Key("rollout.speculation.draft_tokens", "trainer.mtp.num_speculative_tokens", read=False),
-    FixedKey(f"{ENGINE}.weight_sync_backend", _sent, why=of_call("actor.sync")),
-    FixedKey(
-        f"{ENGINE}.delta_weight_sync.sync_dir", "${SYNC_DIR}", "weight_path=delta-disk !rollout.precision=fp8"
-    ),
-    FixedKey("generator.batched", False),
-)
 TABLE = Table(
-    {
-        "where it runs": _WHERE,
-        "batch and lengths": _BATCH,
-        "algorithm": _ALGORITHM,
-        "training of the policy": _POLICY,
-        "reference": engine("reference", "trainer.ref"),
-        "critic": _CRITIC,
-        "rollout": _ROLLOUT,
-    },
+    lambda: rows_of(
+        "skyrl",
+        {
+            "ESTIMATORS": ESTIMATORS,
+            "MODEL": MODEL,
+            "RECOMPUTES": RECOMPUTES,
+            "beside": _beside,
+            "critic_engine": engine("critic", "trainer.critic"),
+            "critic_gpus": _gpus("critic"),
+            "critic_leaves": lambda plan: leaves(plan.placement.role("critic")),
+            "in_flight": lambda plan: updates(plan)[1] * (versions(plan) + 1),
+            "most": _most,
+            "pack": lambda plan: plan.placement.actor.layout.pack(scoring=False),
+            "policy_engine": engine("actor", POLICY),
+            "policy_gpus": _gpus("actor"),
+            "reference_engine": engine("reference", "trainer.ref"),
+            "reference_gpus": _gpus("reference"),
+            "sent": _sent,
+            "shared": _shared,
+            "spread": _spread,
+        },
+    ),
     _rest,
     {
         "batch": lambda plan: updates(plan)[0],

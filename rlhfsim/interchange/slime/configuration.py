@@ -13,6 +13,7 @@ from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.engines import TURNS
 from rlhfsim.interchange.configuration.findings import (
     group_of_one,
+    refused,
     short_budget,
     uneven_batch,
     uneven_updates,
@@ -50,21 +51,20 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     update, steps = s.find(size), s.find(STEPS)
     whole = run.prompts * run.samples
     if isinstance(update, int) and isinstance(steps, int) and update != whole // max(1, steps):
-        yield Finding(
-            what=f"updates of {update:,} samples, and {steps} of a rollout of {whole:,}: slime refuses both "
+        yield refused(
+            f"updates of {update:,} samples, and {steps} of a rollout of {whole:,}: slime refuses both "
             "together",
-            keys=(size, STEPS),
+            size,
+            STEPS,
             remedy=f"{size}={whole // max(1, steps)}",
-            stops=True,
         )
     elif isinstance(update, int):
         yield from uneven_updates(whole, update, size, then="slime refuses it, or drops what is left")
     per_engine = s.find(key("rollout.replica_gpus"))
     if isinstance(per_engine, int) and per_engine > run.gpus_per_node and per_engine % run.gpus_per_node:
-        yield Finding(
-            what=f"an engine of {per_engine} GPUs is no whole number of nodes of {run.gpus_per_node}",
-            keys=(key("rollout.replica_gpus"),),
-            stops=True,
+        yield refused(
+            f"an engine of {per_engine} GPUs is no whole number of nodes of {run.gpus_per_node}",
+            key("rollout.replica_gpus"),
         )
     if run.kl and s.find(REFERENCE) is None and s.find("rank") is None:
         yield Finding(
@@ -77,7 +77,7 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
 CONFIGURATION = Configuration(
     name="slime",
     title="slime",
-    describe=lambda s, means: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s, means),
+    describe=lambda s: (given_keys.TABLE if given_keys.trains_given(s) else TABLE).describe(s),
     findings=findings,
     entries=(r"(?i)slime\S*/train(_async)?\.py",),
     started=(r"\bpython3? (-u )?(\S*/)?train(_async)?\.py",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import cache
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.export import (
@@ -18,13 +19,14 @@ from rlhfsim.interchange.export import (
     the_rollout,
 )
 from rlhfsim.interchange.fields import leaves
-from rlhfsim.interchange.instead import Instead, instead, long_samples, scored_as_trained, served_reward
+from rlhfsim.interchange.instead import Instead, instead, instead_of, long_samples
+from rlhfsim.interchange.launch_script import needs_of
 from rlhfsim.interchange.nearest import like_actor, with_workload
 from rlhfsim.interchange.predictions import call, title_of
 from rlhfsim.interchange.slime.keys import TABLE
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.slime.runs import reuses_logprobs
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Residency, RolloutPlacement
 from rlhfsim.units import format
@@ -44,58 +46,15 @@ SHAPES = {
     "qwen3-235b-a22b": "qwen3-235B-A22B",
 }
 """Model -> the file of slime's scripts/models with its shape, which slime compares with its config.json."""
-NEEDS = {
-    **TRAINING_NEEDS,
-    "SLIME": "folder of the slime repository",
-    "MEGATRON": "folder of the Megatron-LM repository",
-    "MODEL": "folder of the policy as on Hugging Face",
-    "FP8_MODEL": "folder of the policy as on Hugging Face, its weights in FP8",
-    "MODEL_ARGS_FILE": "bash file that sets MODEL_ARGS, the shape in Megatron flags, as scripts/models",
-    "PROMPTS": "JSON lines file of training prompts",
-    "REWARD_TYPE": "rule of slime/rollout/rm_hub, such as math or dapo",
-    "REWARD_URL": "address of a served reward model",
-    "GENERATE": "path of a Python function that plays the turns of an environment",
-    "SYNC_DIR": "folder that training and rollout share, for weights",
-    "LOCAL_CHECKPOINT_DIR": "folder of each rollout node, for the weights that changes are written into",
-    "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
-}
+NEEDS = needs_of("slime")
 BESIDES = ("profile_peak", "cuda_graphs")
 """Components of a vLLM engine inside its share of the memory that SGLang counts beside its own."""
 
 
-ROWS = (
-    Instead(
-        "rollout.sleep",
-        2,
-        "sleep 1",
-        "a sleeping engine drops weights and KV cache",
-        "shared rollout.sleep=1",
-    ),
-    Instead(
-        "actor.offload_between",
-        True,
-        "a policy and a critic that stay",
-        "with a critic slime offloads both",
-        "critic actor.residency=resident",
-        also=("actor.residency", "critic.residency", "critic.offload_between"),
-        priced=False,
-    ),
-    Instead("workload.critic", "same", "a critic of {}", "it is made of the policy", "critic"),
-    scored_as_trained("critic", "reference"),
-    served_reward("it is served elsewhere, at REWARD_URL"),
-    Instead(
-        "actor.residency",
-        "offloaded",
-        "an optimizer that leaves while the weights stay",
-        "both leave between the calls",
-        "actor.residency=resident actor.offload_between",
-        also=("critic.residency",),
-        priced=False,
-    ),
-    Instead("workload.packing", True, "padded micro-batches", "samples are packed"),
-    Instead("workload.dynamic_sampling.max_gen_batches", None, "at most {} generation batches", "no limit"),
-    Instead("schedule.queue", None, "a queue of {:g} batches", "slime's own limit"),
-)
+@cache
+def rows() -> tuple[Instead, ...]:
+    """What is run in place of fields that no key says."""
+    return instead_of("slime", {})
 
 
 def write(plan: Plan) -> Written:
@@ -124,20 +83,20 @@ def _check(plan: Plan) -> None:
 def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     """Everything in a plan that slime cannot be told, with what it does instead."""
     yield from _engine(plan, rollout)
-    yield from instead(plan, *ROWS)
+    yield from instead(plan, *rows())
     yield from _roles(plan)
     yield from _batches(plan)
     schedule = plan.placement.schedule
     if schedule.continuous:
         yield Unsaid(
-            what=f"a limit of {schedule.staleness:g} policy version{'s' * (schedule.staleness != 1)}",
-            instead="--sglang-server-concurrency groups an engine are under way, however old",
+            f"a limit of {schedule.staleness:g} policy version{'s' * (schedule.staleness != 1)}",
+            "--sglang-server-concurrency groups an engine are under way, however old",
             of=("schedule",),
         )
 
 
 def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
-    yield Unsaid(what="vLLM, whose speed is priced", instead="the rollout runs on SGLang")
+    yield Unsaid("vLLM, whose speed is priced", "the rollout runs on SGLang")
     ledger = plan.prediction.ledger
     share = rollout.layout.memory_utilization
     besides = sum(
@@ -146,8 +105,8 @@ def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         if (entry.phase, entry.role) == ("actor.generate", "rollout") and entry.component in BESIDES
     )
     yield Unsaid(
-        what=f"memory_utilization {share:g} with all that an engine holds",
-        instead=f"SGLang's share is weights and KV cache; {format(besides, 'byte')} of activations and "
+        f"memory_utilization {share:g} with all that an engine holds",
+        f"SGLang's share is weights and KV cache; {format(besides, 'byte')} of activations and "
         "graphs come on top: lower --sglang-mem-fraction-static where they do not fit",
     )
 
@@ -159,15 +118,15 @@ def _roles(plan: Plan) -> Iterator[Unsaid]:
     alike = reference is None or (scored_alike(plan, reference) and reference.residency == swapped)
     if reference is not None and not alike:
         yield Unsaid(
-            what=f"the reference's own place ({reference.layout.label}, {reference.residency})",
-            instead="its weights lie in host memory and are swapped into the policy's modules",
+            f"the reference's own place ({reference.layout.label}, {reference.residency})",
+            "its weights lie in host memory and are swapped into the policy's modules",
             nearest=like_actor(plan, "reference", residency=swapped),
             of=("reference.residency", *(f"reference.layout.{field.name}" for field in fields(Layout))),
         )
     if critic is not None and critic.layout != actor.layout:
         yield Unsaid(
-            what=f"the critic's own layout {critic.layout.label}",
-            instead="the policy's",
+            f"the critic's own layout {critic.layout.label}",
+            "the policy's",
             nearest=like_actor(plan, "critic"),
             of=tuple(f"critic.layout.{field.name}" for field in fields(Layout)),
         )
@@ -175,28 +134,29 @@ def _roles(plan: Plan) -> Iterator[Unsaid]:
 
 def _batches(plan: Plan) -> Iterator[Unsaid]:
     work, layout = plan.workload, plan.placement.actor.layout
+    reuses = framework("slime").reuses_logprobs(work)
     pack = layout.pack_tokens and layout.pack_tokens * layout.cp
     yield from long_samples(longest_prompt(plan) + longest_response(plan), pack)
-    if reuses_logprobs(work) and work.old_logprobs == "recompute":
+    if reuses and work.old_logprobs == "recompute":
         saved = call(plan, "actor.logprob")
         yield Unsaid(
-            what=f"old log-probs from a pass of their own{f' ({saved})' if saved else ''}",
-            instead="a rollout that is one optimizer step takes them from the training pass",
+            f"old log-probs from a pass of their own{f' ({saved})' if saved else ''}",
+            "a rollout that is one optimizer step takes them from the training pass",
             nearest=with_workload(plan, old_logprobs="reused"),
             of=("workload.old_logprobs",),
         )
-    if work.old_logprobs == "reused" and not reuses_logprobs(work):
+    if work.old_logprobs == "reused" and not reuses:
         yield Unsaid(
-            what="old log-probs of the training pass",
-            instead=f"{work.title} computes them in a pass of their own",
+            "old log-probs of the training pass",
+            f"{work.title} computes them in a pass of their own",
             nearest=with_workload(plan, old_logprobs="recompute"),
             of=("workload.old_logprobs",),
         )
     sampling = work.dynamic_sampling
     if sampling is not None and sampling.prompts_of(work.prompts) < work.prompts:
         yield Unsaid(
-            what=f"generation batches of {sampling.prompts_of(work.prompts)} prompts",
-            instead=f"at least the {work.prompts} of the step",
+            f"generation batches of {sampling.prompts_of(work.prompts)} prompts",
+            f"at least the {work.prompts} of the step",
             nearest=with_workload(plan, dynamic_sampling=replace(sampling, gen_prompts=work.prompts)),
         )
 

@@ -24,13 +24,7 @@ ALGORITHM: Algorithm = "sft"
 LOSS, ALONE = "loss_type", "debug_train_only"
 SHARED = ("actor.nodes", "actor.each", "workload.prompts", "workload.samples", "samples_of_update")
 """Fields that its flags say as those of a trainer that generates do."""
-VOID = (
-    *(GENERATES.key(field) for field in ("shared", "workload.algorithm")),
-    REFERENCE,
-    bare(SUMS),
-    "disable_compute_advantages_and_returns",
-    "loss_mask_type",
-)
+VOID = (REFERENCE, bare(SUMS), "disable_compute_advantages_and_returns", "loss_mask_type")
 """What only a trainer that generates uses, what says that this one does not, on which tokens it trains, and
 sums of gradients as they are priced."""
 VOID_GROUPS = ("rollout_", "sglang_", "eps_", "kl_", "n_samples_per_")
@@ -47,7 +41,8 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     samples = read["samples_of_update"]
     if steps:
         samples = max(1, read["workload.prompts"] * read["workload.samples"] // steps)
-    s.overruled(LOSS, ALONE, *VOID, *(key for key in s.values if key.startswith(VOID_GROUPS)))
+    void = (*VOID, *(GENERATES.key(field) for field in ("shared", "workload.algorithm")))
+    s.overruled(LOSS, ALONE, *void, *(key for key in s.values if key.startswith(VOID_GROUPS)))
     return {
         **fields_of(ALGORITHM, model=model, samples=samples, limit=None),
         "workload.packing": True,
@@ -59,7 +54,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 
 
 TABLE = Table(
-    {
+    lambda: {
         "where it runs and batch": tuple(row for row in GENERATES.keys if row.field in SHARED),
         "training": GENERATES.sections["training"],
     },

@@ -13,32 +13,14 @@ from typing import Any
 
 from rlhfsim.interchange.configuration.engines import dynamic_sampling, environment
 from rlhfsim.interchange.configuration.settings import NAMED_MODEL, FrameworkSettings
-from rlhfsim.interchange.dispatching import in_megatron, in_sglang
+from rlhfsim.interchange.dispatching import in_megatron
 from rlhfsim.interchange.export import Setting
 from rlhfsim.interchange.fields import Fields
-from rlhfsim.interchange.predictions import memory, predicted
-from rlhfsim.interchange.table import (
-    ABOVE_ZERO,
-    FROM_ROLLOUT,
-    FixedKey,
-    Key,
-    Table,
-    choice,
-    clip_range,
-    drafting,
-    flag,
-    kept,
-    like,
-    limit,
-    marked,
-    number,
-    of_call,
-    of_held,
-    whole,
-)
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.table import Table, drafting
 from rlhfsim.plan import Plan
+from rlhfsim.specs.frameworks.files import heads_of
 from rlhfsim.specs.model.presets import resolve_model
-from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Algorithm, OldLogprobs
@@ -77,28 +59,13 @@ MARKS = (
     "log_probs_max_tokens_per_gpu",
 )
 """Beginnings of keys that no other framework has."""
-CONCURRENCY = 512
-"""Samples that slime sends to an engine at a time, where the flag is not given."""
-SHARE = 0.85
-"""SGLang works its share of the memory out; about this much on GPUs of 80 GB."""
 VERSIONS = 2.0
 """Policy versions over which the fully asynchronous rollout generates: it keeps no limit."""
-KL_COEFFICIENT = 0.001
-"""Above 0, or the reference is not read; how large is not the plan's to say."""
 GENERATE = "custom_generate_function_path"
 CONTEXT = "rollout_max_context_len"
-FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
-FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 DRAFTING = {"ngram": "NGRAM", "mtp": "EAGLE", "eagle": "EAGLE3", "draft": "STANDALONE"}
 """What drafts -> SGLang's algorithm."""
-CHUNK_ROWS = 1024
-"""Tokens of a chunk where an export asks for chunks."""
-CHUNKED = Head(
-    train_bytes=8,
-    score_bytes=6,
-    source="slime, utils/ppo_utils.py, calculate_log_probs_and_entropy: softmax of a chunk of tokens alone "
-    "stands beside the FP32 logits while scoring, after their BF16 origin; in training that of all stays",
-)
+CHUNKED = heads_of("slime")["chunked"]
 """Around the logits with `--log-probs-chunk-size`."""
 
 
@@ -164,7 +131,7 @@ def _ends(plan: Plan) -> Iterator[Setting]:
     layout = plan.placement.actor.layout
     layers = resolve_model(plan.workload.model).num_layers if layout.pp > 1 else 1
     for end, count in ends(layers, layout.pp).items():
-        yield Setting(key=f"--decoder-{end}-pipeline-num-layers", value=count, why=f"of {layers} layers")
+        yield Setting(f"--decoder-{end}-pipeline-num-layers", count, f"of {layers} layers")
 
 
 def ends(layers: int, stages: int) -> dict[str, int]:
@@ -199,17 +166,17 @@ def _drafting(plan: Plan) -> Iterator[Setting]:
     if drafted is None:
         return
     prefix = "--sglang-speculative"
-    yield Setting(key=f"{prefix}-algorithm", value=DRAFTING[drafted.method], why=drafting(plan))
+    yield Setting(f"{prefix}-algorithm", DRAFTING[drafted.method], drafting(plan))
     if drafted.method != "ngram":
-        yield Setting(key=f"{prefix}-num-steps", value=drafted.draft_tokens)
-        yield Setting(key=f"{prefix}-eagle-topk", value=1)
-    yield Setting(key=f"{prefix}-num-draft-tokens", value=drafted.draft_tokens + 1, why="the last token too")
+        yield Setting(f"{prefix}-num-steps", drafted.draft_tokens)
+        yield Setting(f"{prefix}-eagle-topk", 1)
+    yield Setting(f"{prefix}-num-draft-tokens", drafted.draft_tokens + 1, "the last token too")
     if drafted.method in ("draft", "eagle"):
-        yield Setting(key=f"{prefix}-draft-model-path", value="${DRAFT_MODEL}")
+        yield Setting(f"{prefix}-draft-model-path", "${DRAFT_MODEL}")
     if drafted.trained:
-        yield Setting(key="--mtp-num-layers", value=1)
-        yield Setting(key="--enable-mtp-training", value=True, why="so that its acceptance does not fall")
-        yield Setting(key="--mtp-loss-scaling-factor", value=0.2, why="as in its documentation")
+        yield Setting("--mtp-num-layers", 1)
+        yield Setting("--enable-mtp-training", True, "so that its acceptance does not fall")
+        yield Setting("--mtp-loss-scaling-factor", 0.2, "as in its documentation")
 
 
 def _weight_path(s: FrameworkSettings, *, shared: bool) -> WeightPath:
@@ -266,166 +233,7 @@ def _rollout_precision(s: FrameworkSettings, model: str) -> str:
     return found
 
 
-# --- the rows -----------------------------------------------------------------------------------------------
-
-_FP8_ROLLOUT = "rollout.precision=fp8"
-_WHERE = (
-    Key("actor.nodes", "--actor-num-nodes", 1, why=predicted),
-    Key("actor.each", "--actor-num-gpus-per-node", 8),
-    FixedKey("--num-gpus-per-node", lambda plan: plan.hardware[0].gpus_per_node),
-    Key("rollout.gpus", "--rollout-num-gpus", lambda read: read["actor.gpus"] if read["shared"] else None),
-    FixedKey(
-        "--update-weights-interval",
-        1,
-        "!shared schedule.asynchronous",
-        "the rollout never waits for an update",
-    ),
-    FixedKey(
-        "--rollout-function-path",
-        FULLY_ASYNC,
-        "!shared schedule.continuous",
-        "samples go on over an update, under the new weights",
-    ),
-    FixedKey("--offload-train", True, "!shared leaves !critic", memory),
-    Key("shared", "--colocate", codec=flag(), why="training and rollout share the GPUs"),
-    FixedKey("--no-offload-train", True, "shared !leaves", memory),
-    Key("rollout.sleep", "--no-offload-rollout", codec=flag(0, 2), when="shared"),
-    FixedKey("--update-weight-mode", "delta", "weight_path=delta-disk", "only changed elements are sent"),
-    FixedKey("--update-weight-transport", "disk", "on_disk", of_call("actor.sync")),
-    FixedKey("--update-weight-disk-dir", "${SYNC_DIR}", "on_disk"),
-    FixedKey("--update-weight-transport", "nccl", "!shared !on_disk", of_call("actor.sync")),
-    FixedKey("--update-weight-local-checkpoint-dir", "${LOCAL_CHECKPOINT_DIR}", "weight_path=delta-disk"),
-)
-_BATCH = (
-    FixedKey("--prompt-data", "${PROMPTS}"),
-    FixedKey("--num-epoch", 1, why="passes over the prompts; --num-rollout N counts steps"),
-    Key("workload.prompts", "--rollout-batch-size", why="prompts"),
-    Key("workload.samples", "--n-samples-per-prompt", 1),
-    Key(
-        "samples_of_update",
-        "--global-batch-size",
-        lambda read: read["workload.prompts"] * read["workload.samples"],
-        why="samples of one optimizer step",
-    ),
-    FixedKey(
-        "--over-sampling-batch-size",
-        _submitted,
-        why="prompts at a time: what is left when the batch is full is aborted",
-    ),
-    FixedKey("--dynamic-sampling-filter-path", FILTER, "workload.dynamic_sampling", kept),
-    Key("limit.prompt", "--rollout-max-prompt-len", 0, limit()),
-    Key("limit.response", "--rollout-max-response-len", 0, limit()),
-    Key("limit.total", f"--{CONTEXT.replace('_', '-')}", why="prompt and response", read=False),
-    FixedKey(f"--{GENERATE.replace('_', '-')}", "${GENERATE}", "workload.environment"),
-)
-_ALGORITHM = (
-    Key("workload.algorithm", "--advantage-estimator", codec=choice(ESTIMATORS), read=False),
-    FixedKey("--disable-grpo-std-normalization", True, "workload.algorithm=dr-grpo"),
-    FixedKey("--eps-clip", clip_range(0), "workload.algorithm=gspo"),
-    FixedKey("--eps-clip-high", clip_range(1), "workload.algorithm=gspo"),
-    FixedKey(
-        "--normalize-advantages",
-        True,
-        "workload.algorithm=reinforce++",
-        "slime refuses the estimator without",
-    ),
-    FixedKey("--kl-coef", KL_COEFFICIENT, "kl in_reward", ABOVE_ZERO),
-    FixedKey("--kl-loss-coef", KL_COEFFICIENT, "kl !in_reward", ABOVE_ZERO),
-    FixedKey("--use-kl-loss", True, "kl !in_reward"),
-    FixedKey("--kl-loss-type", "low_var_kl", "kl !in_reward"),
-    FixedKey("--ref-load", "${MODEL}", "kl"),
-    Key(
-        "workload.old_logprobs", "--use-rollout-logprobs", codec=flag("rollout"), why=FROM_ROLLOUT, read=False
-    ),
-    FixedKey("--rm-type", "remote_rm", "reward"),
-    FixedKey("--rm-url", "${REWARD_URL}", "reward"),
-    FixedKey("--rm-type", "${REWARD_TYPE}", "!reward"),
-)
-_TRAINING = (
-    FixedKey(
-        "--hf-checkpoint", "${FP8_MODEL}", _FP8_ROLLOUT, "the rollout has the precision of this checkpoint"
-    ),
-    FixedKey("--hf-checkpoint", "${MODEL}", f"!{_FP8_ROLLOUT}"),
-    FixedKey("--load", "${MODEL}"),
-    Key("actor.tp", "--tensor-model-parallel-size", 1, why=of_call("actor.train")),
-    Key("actor.pp", "--pipeline-model-parallel-size", 1),
-    Key("actor.cp", "--context-parallel-size", 1),
-    Key("actor.ep", "--expert-model-parallel-size", 1),
-    Key(
-        "actor.etp",
-        "--expert-tensor-parallel-size",
-        lambda read: read["actor.tp"] if read["actor.ep"] > 1 else 1,
-    ),
-    *in_megatron("actor", "--", flag=True),
-    _ends,
-    Key("actor.vp", "--num-virtual-stages-per-pipeline-rank", 1, quiet=True, read=False),
-    Key("actor.sequence_parallel", "--sequence-parallel", codec=flag()),
-    Key(
-        "actor.recompute",
-        "--recompute-granularity",
-        "none",
-        choice({"full": "full", "selective": "selective"}, "none"),
-        why=of_held("actor.train", "actor"),
-    ),
-    FixedKey("--recompute-method", "uniform", "actor.recompute=full"),
-    FixedKey("--recompute-num-layers", 1, "actor.recompute=full"),
-    Key("actor.offload_optimizer", "--optimizer-cpu-offload", codec=flag("cpu", "none"), why=memory),
-    Key(
-        "actor.offload_fraction",
-        "--optimizer-offload-fraction",
-        1.0,
-        number(),
-        when="actor.offload_optimizer=cpu",
-    ),
-    FixedKey("--overlap-cpu-optimizer-d2h-h2d", True, "actor.offload_optimizer=cpu"),
-    FixedKey("--use-precision-aware-optimizer", True, "actor.offload_optimizer=cpu"),
-    Key("workload.gradients", "--grad-reduce-in-bf16", codec=flag("bf16", "backend")),
-    Key(
-        "workload.router_replay",
-        "--use-rollout-routing-replay",
-        codec=flag(),
-        why="training takes the experts that the rollout chose",
-    ),
-    FixedKey(SUMS, True, "!workload.gradients=bf16"),
-    FixedKey("--transformer-impl", "transformer_engine", "workload.train_precision=fp8"),
-    Key("workload.train_precision", "--fp8-format", codec=marked("fp8", "e4m3", mark="")),
-    FixedKey("--fp8-recipe", "blockwise", "workload.train_precision=fp8"),
-    FixedKey("--attention-dropout", 0.0, why="Megatron's own is 0.1"),
-    FixedKey("--hidden-dropout", 0.0),
-    Key("actor.micro_batch", "--micro-batch-size", 1, whole(floor=1), when="!packs"),
-    Key("packs", "--use-dynamic-batch-size", codec=flag()),
-    Key("actor.pack_tokens", "--max-tokens-per-gpu", when="packs"),
-    Key("actor.score_pack_tokens", "--log-probs-max-tokens-per-gpu", like("actor.pack_tokens"), when="packs"),
-    FixedKey("--log-probs-chunk-size", CHUNK_ROWS, "chunked", "logits of scoring in chunks of tokens"),
-)
-_ROLLOUT = (
-    Key("rollout.replica_gpus", "--rollout-num-gpus-per-engine", 1, whole(1), why=of_call("actor.generate")),
-    Key("rollout.pp", "--sglang-pp-size", 1, whole(1), also=("sglang_pipeline_parallel_size",)),
-    Key("rollout.ep", "--sglang-ep-size", 1, also=("sglang_expert_parallel_size",)),
-    *in_sglang("--sglang-"),
-    Key(
-        "rollout.attention_dp",
-        "--sglang-dp-size",
-        1,
-        whole(1),
-        also=("sglang_data_parallel_size",),
-        quiet=True,
-    ),
-    FixedKey("--sglang-enable-dp-attention", True, "rollout.attention_dp>1"),
-    Key(
-        "rollout.memory_utilization",
-        "--sglang-mem-fraction-static",
-        SHARE,
-        number(),
-        why=of_held("actor.generate", "rollout"),
-    ),
-    Key("engine.running", "--sglang-max-running-requests", like("engine.sent"), why="of a whole engine"),
-    Key("engine.sent", "--sglang-server-concurrency", CONCURRENCY, why="slime sends no more to an engine"),
-    Key("engine.tokens", "--sglang-chunked-prefill-size", lambda read: 8192 * read["rollout.attention_dp"]),
-    Key("rollout.cuda_graphs", "--sglang-disable-cuda-graph", codec=flag(False, True)),
-    Key("rollout.kv_precision", "--sglang-kv-cache-dtype", codec=marked("fp8", "fp8_e4m3")),
-    _drafting,
-)
+# --- the table ---------------------------------------------------------------------------------------------
 
 
 def _engine(plan: Plan, field: str) -> int | None:
@@ -440,13 +248,22 @@ def _chunked(plan: Plan) -> bool:
 
 
 TABLE = Table(
-    {
-        "where it runs": _WHERE,
-        "batch and lengths": _BATCH,
-        "algorithm": _ALGORITHM,
-        "training": _TRAINING,
-        "rollout": _ROLLOUT,
-    },
+    lambda: rows_of(
+        "slime",
+        {
+            "ESTIMATORS": ESTIMATORS,
+            "SUMS": SUMS,
+            "ends": _ends,
+            "drafting": _drafting,
+            "exchange": in_megatron("actor", "--", flag=True),
+            "experts_tp": lambda read: read["actor.tp"] if read["actor.ep"] > 1 else 1,
+            "gpus_per_node": lambda plan: plan.hardware[0].gpus_per_node,
+            "prefilled": lambda read: 8192 * read["rollout.attention_dp"],
+            "rollout_gpus": lambda read: read["actor.gpus"] if read["shared"] else None,
+            "samples": lambda read: read["workload.prompts"] * read["workload.samples"],
+            "submitted": _submitted,
+        },
+    ),
     _rest,
     {
         "engine.running": lambda plan: _engine(plan, "max_num_seqs"),

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlhfsim.interchange.configuration.settings import FrameworkSettings, SettingMissing
-from rlhfsim.interchange.predictions import predicted
-from rlhfsim.interchange.table import Codec, FixedKey, Key, count, flag, given_that, marked, of_call
+from rlhfsim.interchange.table import Codec, marked
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.backends import Backend
 
@@ -64,50 +63,22 @@ def _sharded(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> int:
     return 3 if s.text(*keys, default="true").lower() in ("true", "full_shard") else 2
 
 
-def _device(field: str, part: str, when: str = "") -> Key:
-    """Where a part of the states lies."""
-    own = tuple(f"{group}.offload_{part}.device" for group in OWN_FILE)
-    codec = replace(marked("cpu", "cpu", "none"), write=lambda device: device)
-    return Key(field, f"{DEEPSPEED}offload_{part}_device", codec=codec, also=own, when=when)
-
-
-def _third(plan: Plan) -> bool:
-    return plan.placement.actor.layout.zero == 3
-
-
 def _kind(plan: Plan) -> str:
     if plan.placement.backend == "fsdp2":
         return "FSDP"
     return "DEEPSPEED" if plan.placement.actor.layout.zero else "MULTI_GPU"
 
 
-ROWS = (
-    Key("actor.nodes", "num_machines", 1, count(), why=predicted),
-    Key("actor.gpus", PROCESSES, codec=Codec(lambda n: n, _processes), also=("n_gpus", "world_size")),
-    FixedKey(KIND, _kind),
-    *given_that(
-        "backend=deepspeed",
-        Key(
-            "actor.zero",
-            STAGE,
-            0,
-            Codec(lambda zero: zero or None, _stage),
-            also=("zero_stage", *(f"{group}.stage" for group in OWN_FILE)),
-            why=of_call("actor.train"),
-        ),
-        _device("actor.offload_optimizer", "optimizer", "actor.zero"),
-        _device("actor.offload_params", "param", "actor.zero=3"),
-        FixedKey(f"{DEEPSPEED}offload_param_device", "none", "actor.zero !actor.zero=3"),
-        FixedKey(f"{DEEPSPEED}zero3_init_flag", _third, "actor.zero"),
-        FixedKey(f"{DEEPSPEED}zero3_save_16bit_model", _third, "actor.zero"),
-    ),
-    *given_that(
-        "backend=fsdp2",
-        FixedKey(VERSION, 2, why=of_call("actor.train")),
-        FixedKey(f"{FSDP}fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),
-        FixedKey(f"{FSDP}fsdp_cpu_ram_efficient_loading", True),
-        Key("actor.offload_optimizer", f"{FSDP}fsdp_offload_params", "none", flag("cpu", "none", both=True)),
-        Key("actor.zero", RESHARD, 3, Codec(lambda zero: zero == 3, _sharded)),
-        FixedKey(f"{FSDP}fsdp_state_dict_type", "FULL_STATE_DICT"),
-    ),
-)
+ROWS: Mapping[str, Any] = {
+    "KIND": KIND,
+    "PROCESSES": PROCESSES,
+    "RESHARD": RESHARD,
+    "STAGE": STAGE,
+    "VERSION": VERSION,
+    "device": replace(marked("cpu", "cpu", "none"), write=lambda device: device),
+    "kind": _kind,
+    "processes": Codec(lambda n: n, _processes),
+    "sharded": Codec(lambda zero: zero == 3, _sharded),
+    "stage": Codec(lambda zero: zero or None, _stage),
+}
+"""What the rows of these keys name in `accelerate.yaml`."""

@@ -13,12 +13,16 @@ from typing import Any
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
-from rlhfsim.interchange.configuration.findings import reduced_in_turn, whole_gradients, without_engine
+from rlhfsim.interchange.configuration.findings import (
+    reduced_in_turn,
+    refused,
+    whole_gradients,
+    without_engine,
+)
 from rlhfsim.interchange.configuration.forms import Said
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.trl.accelerate import LAUNCHED, NAMED_FILE, OVERLAPS, PROCESSES, STAGE, STAGE_NAMED
-from rlhfsim.interchange.trl.keys import ADAPTERS, EACH_BATCH, GIVEN, MARKS, RANK, TABLE, TRAINER
-from rlhfsim.specs.frameworks.trl.runs import RUNS
+from rlhfsim.interchange.trl.keys import ADAPTERS, EACH_BATCH, GIVEN, MARKS, RANK, RUNS, TABLE, TRAINER
 
 MODES = ("colocate", "server")
 _TRAINERS = "grpo|rloo|ppo|sft|dpo|kto|reward"
@@ -66,11 +70,8 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     engine, mode = TABLE.key("vllm"), TABLE.key("shared")
     said = s.find(mode)
     if said is not None and said not in MODES:
-        yield Finding(
-            what=f"{mode} {said!r} passes the parser and is refused at start",
-            keys=(mode,),
-            remedy=f"{mode}=colocate",
-            stops=True,
+        yield refused(
+            f"{mode} {said!r} passes the parser and is refused at start", mode, remedy=f"{mode}=colocate"
         )
     if not s.flag(engine):
         yield without_engine((engine,), f"{engine}=True")
@@ -86,22 +87,18 @@ def _groups(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     """Groups of one response, and generations that are no whole groups."""
     samples, accumulation = TABLE.key("workload.samples"), TABLE.key("accumulation")
     if run.samples < 2:
-        yield Finding(
-            what="a group needs two responses at least: TRL refuses one",
-            keys=(samples,),
-            remedy=f"{samples}=8",
-            stops=True,
-        )
+        yield refused("a group needs two responses at least: TRL refuses one", samples, remedy=f"{samples}=8")
     given = s.find(TABLE.key("per_generation")) or s.find(accumulation)
     steps = int(given) if isinstance(given, int) else 1
     whole = run.gpus * run.layout.micro_batch * max(1, steps)
     if whole % max(1, run.samples):
-        yield Finding(
-            what=f"a generation of {whole:,} samples ({run.gpus} processes x {run.layout.micro_batch} x "
+        yield refused(
+            f"a generation of {whole:,} samples ({run.gpus} processes x {run.layout.micro_batch} x "
             f"{steps} micro-batches) holds no whole groups of {run.samples}: TRL refuses it",
-            keys=(samples, TABLE.key("actor.micro_batch"), accumulation),
+            samples,
+            TABLE.key("actor.micro_batch"),
+            accumulation,
             remedy=f"a multiple of {samples}",
-            stops=True,
         )
 
 

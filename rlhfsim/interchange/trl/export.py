@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import yaml
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.export import Exporter, Setting, Unsaid, Written, longest_prompt, scored_alike
-from rlhfsim.interchange.instead import (
-    ONE_PASS,
-    OWN_ENVIRONMENT,
-    Instead,
-    instead,
-    layers_whole,
-    old_logprobs,
-    scored_as_trained,
-)
-from rlhfsim.interchange.launch_script import bash
+from rlhfsim.interchange.instead import Instead, instead, instead_of
+from rlhfsim.interchange.launch_script import bash, needs_of
 from rlhfsim.interchange.nearest import with_placement
 from rlhfsim.interchange.predictions import headline, title_of
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
-from rlhfsim.interchange.trl.keys import ACCELERATE, LOSSES, SERVER, TABLE, accumulation
+from rlhfsim.interchange.training_keys import written_for
+from rlhfsim.interchange.trl.keys import ACCELERATE, LOSSES, SERVER, SHARED_PREFILL, TABLE, accumulation
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.trl.runs import SHARED_PREFILL
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -37,12 +29,7 @@ COMMANDS: dict[Algorithm, str] = dict.fromkeys(LOSSES, "grpo") | {
     "dpo": "dpo",
     "kto": "kto",
 }
-NEEDS = {
-    **TRAINING_NEEDS,
-    "MODEL": "folder or Hugging Face name of the policy",
-    "DATASET": "data set of prompts",
-    "REWARD": "reward function, module.name",
-}
+NEEDS = needs_of("trl")
 FIXED = {
     "compute_environment": "LOCAL_MACHINE",
     "downcast_bf16": "no",
@@ -87,88 +74,24 @@ def _most_sequences(plan: Plan) -> int:
     return each * plan.placement.rollout.layout.tp
 
 
-ROWS = (
-    replace(ONE_PASS, when="!workload.generates"),
-    Instead(
-        "workload.packing",
-        False,
-        "packed sequences",
-        "those of a micro-batch are padded to its longest",
-        "workload.generates",
-        priced=False,
-    ),
-    old_logprobs("workload.generates !workload.algorithm=rloo"),
-    scored_as_trained("reference"),
-    layers_whole(),
-    OWN_ENVIRONMENT,
-    Instead(
-        "rollout.max_batched_tokens",
-        SHARED_PREFILL,
-        "at most {} tokens of a prefill",
-        "{}: an engine in the training processes has no other",
-        "rollout shared",
-    ),
-    Instead(
-        "rollout.cuda_graphs",
-        True,
-        "decoding without CUDA graphs",
-        "an engine in the training processes has them",
-        "rollout shared",
-    ),
-    Instead(
-        "rollout.precision",
-        "bf16",
-        "a rollout in {}",
-        "an engine in the training processes has the weights' precision",
-        "rollout shared",
-        also=("workload.rollout_precision",),
-    ),
-    Instead(
-        "workload.old_logprobs",
-        "recompute",
-        "old log-probs of the rollout or of the training pass",
-        "RLOOTrainer computes them",
-        "workload.generates workload.algorithm=rloo",
-    ),
-    Instead(
-        "rollout.max_num_seqs",
-        _most_sequences,
-        "max_num_seqs {}",
-        "{}, the samples of a batch on the ranks of a replica",
-        "shared",
-    ),
-    Instead(
-        "rollout.pp",
-        1,
-        "{} pipeline stages of the rollout",
-        "none: engines in the training processes have tensor parallelism alone",
-        "shared",
-        also=("rollout.layout.dp",),
-        priced=False,
-    ),
-    Instead(
-        "workload.gradients",
-        "backend",
-        "gradients summed in FP32",
-        "accelerate's file has no key: DeepSpeed's own",
-        "workload.gradients=fp32 backend=deepspeed",
-    ),
-)
+@cache
+def rows() -> tuple[Instead, ...]:
+    """What is run in place of fields that no key says."""
+    return instead_of("trl", {"SHARED_PREFILL": SHARED_PREFILL, "most_sequences": _most_sequences})
 
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
     if plan.workload.generates:
         yield Unsaid(
-            what=f"prompts of at most {longest_prompt(plan)} tokens",
-            instead="TRL has no limit: filter the data set",
+            f"prompts of at most {longest_prompt(plan)} tokens", "TRL has no limit: filter the data set"
         )
-    yield from instead(plan, *ROWS)
+    yield from instead(plan, *rows())
     reference = plan.placement.role("reference")
     if reference is not None and not scored_alike(plan, reference):
         same = replace(reference, layout=plan.placement.actor.layout)
         yield Unsaid(
-            what="the reference's own layout",
-            instead="as the policy's",
+            "the reference's own layout",
+            "as the policy's",
             nearest=with_placement(plan, reference=same),
             of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhfsim.interchange.releases import numbers
-from rlhfsim.specs.frameworks.trl.heads import TILED, WHOLE
+from rlhfsim.specs.frameworks.files import heads_of
 from rlhfsim.specs.placement.heads import UNFUSED, Head
 
 FUSED_SINCE = {"SFT": (1, 14), "DPO": None}
@@ -21,5 +21,5 @@ def tiled(trainer: str, version: str | None) -> bool:
 def head_of(trainer: str, version: str | None) -> Head:
     """What stands around the logits in the loss of a trainer."""
     if tiled(trainer, version):
-        return TILED
-    return UNFUSED if trainer.startswith("SFT") else WHOLE
+        return heads_of("trl")["tiled"]
+    return UNFUSED if trainer.startswith("SFT") else heads_of("trl")["whole"]

@@ -16,29 +16,13 @@ from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.fields import Fields, cut
 from rlhfsim.interchange.given_data import fields_of, samples_at_once, samples_of
 from rlhfsim.interchange.releases import numbers
-from rlhfsim.interchange.table import (
-    Codec,
-    FixedKey,
-    Key,
-    Row,
-    Table,
-    choice,
-    clip_range,
-    count,
-    flag,
-    given_that,
-    limit,
-    marked,
-    number,
-    of_call,
-    of_held,
-    whole,
-)
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.table import Codec, Table
 from rlhfsim.interchange.trl.accelerate import DEEPSPEED, FSDP, OVERLAPS, ROWS, VERSION, trained_by
 from rlhfsim.interchange.trl.heads import USUALLY_SINCE, head_of
 from rlhfsim.plan import Plan
-from rlhfsim.specs.frameworks.trl.heads import LIGER
-from rlhfsim.specs.frameworks.trl.runs import RUNS, SHARED_PREFILL
+from rlhfsim.specs.frameworks.files import heads_of
+from rlhfsim.specs.frameworks.runs import framework
 from rlhfsim.specs.model.presets import elsewhere, preset_name
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.workload.workload import CLIP_RANGES, Algorithm, OldLogprobs, sequences_of
@@ -53,6 +37,9 @@ LOSSES: dict[Algorithm, str] = {
 """`loss_type` of the GRPO trainer; GSPO's is that of GRPO with ratios of whole responses."""
 READ_LOSSES: dict[str, Algorithm] = {"dr_grpo": "dr-grpo", "cispo": "cispo"}
 """Losses that another step than GRPO's follows from."""
+RUNS = framework("trl")
+SHARED_PREFILL = RUNS.says.prefill[True]
+"""Tokens of a prefill of an engine in the training processes."""
 SEQUENCES = 256
 """Sequences at a time of a vLLM engine that is told nothing."""
 ACCELERATE, SERVER = "accelerate", "server"
@@ -202,9 +189,11 @@ def _software(s: FrameworkSettings, read: Fields) -> Software | None:
     head = head_of(trainer, None if version is None else str(version))
     usual = RUNS.software.get(read["backend"]) or default_software(read["backend"])
     fsdp = read["backend"] == "fsdp2"
+    if liger:
+        head = replace(heads_of("trl")["liger"], tokens=read["limit.response"])
     known = replace(
         usual,
-        head=replace(LIGER, tokens=read["limit.response"]) if liger else head if older else None,
+        head=head if older else None,
         flat_parameters=fsdp and s.whole(VERSION, default=1) == 1,
         sums_whole=fsdp and not s.flag(*EACH_BATCH),
         overlaps_reduction=fsdp or s.flag(*OVERLAPS),
@@ -326,98 +315,24 @@ def _kl(s: FrameworkSettings, keys: tuple[str, ...], default: Any) -> bool:
 # --- the rows -----------------------------------------------------------------------------------------------
 
 
-_TRAINED = of_held("actor.train", "actor")
-_BATCH: tuple[Row, ...] = (
-    Key("actor.micro_batch", "per_device_train_batch_size", 8, whole(floor=1), when="!pairs", why=_TRAINED),
-    FixedKey("per_device_train_batch_size", samples_at_once, "pairs", _TRAINED),
-    Key("accumulation", "gradient_accumulation_steps", 1, whole(floor=1)),
-    Key("limit.total", "max_length", 1024, limit(), when="given"),
-    Key("full", "packing", codec=flag(), when="workload.algorithm=sft"),
-    *given_that(
-        "rollout",
-        Key("workload.samples", "num_generations", 8),
-        Key("per_generation", "steps_per_generation", _whole_generation, count(), why=_batch),
-        Key("workload.epochs", "num_iterations", 1),
-        Key("limit.response", "max_completion_length", 512),
-    ),
-)
-_TRAINING: tuple[Row, ...] = (
-    FixedKey("bf16", True),
-    Key(
-        "actor.recompute",
-        "gradient_checkpointing",
-        "full",
-        flag("full", "none", "selective", both=True),
-        why=_TRAINED,
-    ),
-    Key("workload.optimizer", "optim", codec=marked("adam8bit", "adamw_bnb_8bit", "adam", mark="8bit")),
-    Key("adapters", ADAPTERS, codec=flag()),
-    Key("workload.lora.rank", RANK, 16, when="adapters"),
-    Key("alpha", "lora_alpha", read=False),
-    Key("workload.lora.base", "load_in_4bit", codec=flag("nf4", "bf16")),
-    FixedKey("use_bnb_nested_quant", True, "workload.lora.base=nf4"),
-)
-_GROUPS = "rollout !workload.algorithm=rloo"
-
-
-_ALGORITHM: tuple[Row, ...] = (
-    Key(
-        "kl",
-        "beta",
-        codec=Codec(lambda kl: 0.001 if kl else 0.0, _kl),
-        when="rollout",
-        why=lambda plan: "" if plan.placement.role("reference") else "no reference model",
-    ),
-    Key("workload.algorithm", "loss_type", codec=choice(LOSSES), when=_GROUPS, read=False),
-    FixedKey("scale_rewards", "none", "workload.algorithm=dr-grpo"),
-    FixedKey("importance_sampling_level", "sequence", "workload.algorithm=gspo"),
-    FixedKey("epsilon", clip_range(0)),
-    FixedKey("epsilon_high", clip_range(1), "!workload.algorithm=cispo"),
-    FixedKey("epsilon_high", lambda plan: 1 + CLIP_RANGES["cispo"][1], "workload.algorithm=cispo"),
-)
-_ROLLOUT: tuple[Row, ...] = (
-    Key("vllm", "use_vllm", codec=flag(), when="rollout", why=of_call("actor.generate")),
-    Key("shared", "vllm_mode", True, choice({True: "colocate", False: "server"}, True), when="vllm"),
-    Key("limit.total", "vllm_max_model_length", when="vllm", read=False),
-    FixedKey(
-        "vllm_importance_sampling_correction",
-        False,
-        "vllm !workload.old_logprobs=recompute !workload.algorithm=rloo",  # RLOOConfig corrects nothing
-        "one forward pass less",
-    ),
-    Key("rollout.tp", "vllm_tensor_parallel_size", 1, when="vllm shared"),
-    Key(
-        "rollout.memory_utilization",
-        "vllm_gpu_memory_utilization",
-        0.3,
-        number(),
-        when="rollout shared",
-        why=of_held("actor.generate", "rollout"),
-    ),
-    Key("rollout.sleep", "vllm_enable_sleep_mode", codec=flag(2, 0, 1, both=True), when="vllm shared"),
-)
-_SERVER = given_that(
-    "vllm !shared",
-    Key("rollout.tp", "--tensor-parallel-size", 1, also=("vllm_tensor_parallel_size",)),
-    Key("rollout.dp", "--data-parallel-size", 1),
-    Key("rollout.pp", "--pipeline-parallel-size", 1),
-    Key("rollout.memory_utilization", "--gpu-memory-utilization", 0.9, number()),
-    Key("rollout.max_num_seqs", "--max-num-seqs", SEQUENCES),
-    Key("rollout.max_batched_tokens", "--max-num-batched-tokens", 8192),
-    Key("limit.total", "--max-model-len", read=False),
-    Key("rollout.cuda_graphs", "--enforce-eager", codec=flag(False, True)),
-    Key("rollout.precision", "--quantization", codec=marked("fp8", "fp8")),
-    Key("rollout.kv_precision", "--kv-cache-dtype", codec=marked("fp8", "fp8")),
-)
 TABLE = Table(
-    {
-        ACCELERATE: ROWS,
-        "batch and lengths": _BATCH,
-        "training": _TRAINING,
-        "algorithm": _ALGORITHM,
-        "rollout": _ROLLOUT,
-        SERVER: _SERVER,
-    },
+    lambda: (
+        rows_of("trl", ROWS, "accelerate")
+        | rows_of(
+            "trl",
+            {
+                "ADAPTERS": ADAPTERS,
+                "LOSSES": LOSSES,
+                "RANK": RANK,
+                "SEQUENCES": SEQUENCES,
+                "batch": _batch,
+                "kl": Codec(lambda kl: 0.001 if kl else 0.0, _kl),
+                "whole_generation": _whole_generation,
+                "widest": lambda plan: 1 + CLIP_RANGES["cispo"][1],
+                "without": lambda plan: "" if plan.placement.role("reference") else "no reference model",
+            },
+        )
+    ),
     _rest,
     {
         "pairs": lambda plan: plan.workload.paired,

@@ -7,30 +7,11 @@ from collections.abc import Sequence
 from itertools import count
 
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
-from rlhfsim.interchange.logs.framework import Framework, Timer, around
+from rlhfsim.interchange.logs.framework import Framework, metrics_of
 from rlhfsim.interchange.logs.records import LineReader, Record, pairs
 from rlhfsim.interchange.trl.configuration import CONFIGURATION
 from rlhfsim.interchange.trl.keys import optimizer_steps, samples_of_generation
 
-# Names: trl/extras/profiling.py (`profiling/Time taken: <trainer>.<block>`, sent to W&B, MLflow and
-# trackio only), trl/trainer/grpo_trainer.py and rloo_trainer.py (`step_time`, blocks, `completions/*`,
-# `num_tokens`); huggingface/trl at f2cd57710, 2026-07-24. TensorBoard puts `train/` before them.
-# The forward of log-probs (`_get_per_token_logps_and_entropies`) runs inside `compute_loss` too, under one
-# name: it cannot be told apart and is not mapped. Training has no timer of its own: it is the rest of
-# `step_time`, which ends before the optimizer's step.
-_BLOCKS = (
-    ("sync_weights", "actor.sync"),
-    ("vLLM.generate", "actor.generate"),
-    ("transformers.generate", "actor.generate"),
-    ("transformers.generate_batch", "actor.generate"),
-    ("_calculate_rewards", "rules.score"),
-)
-TRAINERS = ("GRPOTrainer", "RLOOTrainer")
-TIMERS = tuple(
-    Timer(metric=f"profiling/Time taken: {trainer}.{block}", phase=phase)
-    for trainer in TRAINERS
-    for block, phase in _BLOCKS
-)
 KEYS = ("'step_time'", "'completions/mean_length'", "profiling/Time taken")
 """What a printed dict must hold to be one of these."""
 
@@ -62,23 +43,8 @@ def prompt(s: FrameworkSettings, records: Sequence[Record]) -> float | None:
 
 FRAMEWORK = Framework(
     configuration=CONFIGURATION,
-    timers=TIMERS,
-    step="step_time",
-    times=("profiling/Time taken: ",),
-    inside=tuple(
-        f"profiling/Time taken: {t}.{name}" for t in TRAINERS for name in ("_prepare_inputs", "compute_loss")
-    ),
-    rest=Timer(
-        metric="step_time",
-        phase="actor.train",
-        covers=around("reference.logprob", "actor.logprob", "actor.train"),
-    ),
-    response=("completions/mean_length",),
-    longest=("completions/max_length",),
-    clipped=("completions/clipped_ratio",),
-    strip="train/",
+    **metrics_of("trl"),
     console=console,
     prompts_of=prompt,
     group=optimizer_steps,
-    folds=True,
 )

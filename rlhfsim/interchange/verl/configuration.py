@@ -14,6 +14,7 @@ from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.findings import (
     group_of_one,
+    refused,
     short_budget,
     uneven_batch,
     whole_gradients,
@@ -35,9 +36,8 @@ from rlhfsim.interchange.verl.versions import (
     spelled,
 )
 
-BUDGETS = TABLE.keys_of(
-    "actor.train_tokens", "actor.score_tokens", "reference.score_tokens", "critic.train_tokens"
-)
+BUDGETS = ("actor.train_tokens", "actor.score_tokens", "reference.score_tokens", "critic.train_tokens")
+"""Fields of the tokens of a micro-batch."""
 DEGREES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -52,18 +52,19 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     if given_keys.trains_given(s):
         yield from given_findings.findings(s, run)
         return
-    yield from short_budget(s, run, *BUDGETS, then="verl stops at its first batch", stops=True)
+    budgets = TABLE.keys_of(*BUDGETS)
+    yield from short_budget(s, run, *budgets, then="verl stops at its first batch", stops=True)
     yield from _priced_otherwise(s, run)
     yield from _unsaid_micro_batches(s, run)
     yield from _other_micro_batches(s)
     yield from _other_groups(s, run)
     yield from _batches(s, run)
     if run.layout.cp > 1 and run.backend == "fsdp2" and not run.packing:
-        yield Finding(
-            what=f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
-            keys=(f"{ROLES['actor']}.{ULYSSES}", UNPADDED),
+        yield refused(
+            f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
+            f"{ROLES['actor']}.{ULYSSES}",
+            UNPADDED,
             remedy=f"{UNPADDED}=True",
-            stops=True,
         )
     yield from engine_limits.findings(s, run)
     if run.backend == "fsdp2":
@@ -140,12 +141,11 @@ def _unsaid_micro_batches(s: FrameworkSettings, run: RunDescription) -> Iterator
         needed.append(critic)
     unsaid = [f"{key}_per_gpu" for key in needed if not s.says(key, f"{key}_per_gpu")]
     if unsaid:
-        yield Finding(
-            what="verl has no micro-batch of its own and nothing says one, so that it refuses to start: "
+        yield refused(
+            "verl has no micro-batch of its own and nothing says one, so that it refuses to start: "
             + ", ".join(unsaid),
-            keys=tuple(unsaid),
+            *tuple(unsaid),
             remedy=f"{DYNAMIC}=True, or the micro-batches",
-            stops=True,
         )
 
 
@@ -182,11 +182,11 @@ def _batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     yield from group_of_one(s, run, samples)
 
 
-def _describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+def _describe(s: FrameworkSettings) -> RunDescription:
     if not given_keys.trains_given(s):
-        return TABLE.describe(of_each_gpu(s), means)
+        return TABLE.describe(of_each_gpu(s))
     table = old_given_keys.TABLE if old_given_keys.is_old(s.values) else given_keys.TABLE
-    return table.describe(s, means)
+    return table.describe(s)
 
 
 def _version(values: Mapping[str, Any]) -> str | None:

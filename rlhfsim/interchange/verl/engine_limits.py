@@ -17,6 +17,7 @@ from typing import Any
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.findings import refused
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.table import Codec
 from rlhfsim.interchange.verl.versions import LEAVES_LOGITS, MODEL, ROLL, SERVERS, VERSION, before
@@ -25,7 +26,7 @@ from rlhfsim.specs.model.presets import resolve_model
 BATCHED, CHUNKED, CONTEXT = (
     f"{ROLL}.{name}" for name in ("max_num_batched_tokens", "enable_chunked_prefill", "max_model_len")
 )
-UTILIZATION, STANDALONE = (f"{ROLL}.{name}gpu_memory_utilization" for name in ("", "standalone_"))
+STANDALONE = f"{ROLL}.standalone_gpu_memory_utilization"
 RAISED = LEAVES_LOGITS
 """First release that raises the budget."""
 USUAL = 8192
@@ -77,9 +78,9 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             remedy=f"{CHUNKED}=True, or {CONTEXT} for prompt and response alone",
         )
         return
-    yield Finding(
-        what=f"{what}verl refuses it" if chunked else f"{what}vLLM refuses it",
-        keys=(BATCHED, CHUNKED),
+    yield refused(
+        f"{what}verl refuses it" if chunked else f"{what}vLLM refuses it",
+        BATCHED,
+        CHUNKED,
         remedy=f"{BATCHED}={most}" if chunked or not serves else f"{CHUNKED}=True",
-        stops=True,
     )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.export import Exporter, Setting, Unsaid, Written, script, the_rollout
-from rlhfsim.interchange.given_data import MEETS, under_torchrun
-from rlhfsim.interchange.instead import ONE_PASS, OWN_ENVIRONMENT, Instead, instead, layers_whole
+from rlhfsim.interchange.given_data import under_torchrun
+from rlhfsim.interchange.instead import ONE_PASS, Instead, instead, instead_of, layers_whole
+from rlhfsim.interchange.launch_script import needs_of
 from rlhfsim.interchange.nearest import like_actor, with_layouts, with_schedule
 from rlhfsim.interchange.predictions import title_of
-from rlhfsim.interchange.training_keys import TRAINING_NEEDS, written_for
+from rlhfsim.interchange.training_keys import written_for
 from rlhfsim.interchange.verl import given_keys
 from rlhfsim.interchange.verl.engines import GROUPS, pack_limits
 from rlhfsim.interchange.verl.keys import TABLE
@@ -21,15 +23,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 
-NEEDS = {
-    **TRAINING_NEEDS,
-    "MODEL": "folder or Hugging Face name of the policy",
-    "TRAIN_FILES": "Parquet file of training prompts, or of conversations",
-    "VAL_FILES": "Parquet file of validation prompts",
-    "REWARD_MODEL": "folder or Hugging Face name of the reward model",
-    "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
-    **MEETS,
-}
+NEEDS = needs_of("verl")
 LEFT_OPEN: Mapping[str, tuple[str, ...]] = {
     **TABLE.left_open,
     "actor.recompute": TABLE.keys_of("actor.recompute")[:1],
@@ -60,70 +54,27 @@ def write(plan: Plan) -> Written:
     return written_for(plan, "verl", TABLE.write(plan), _unsaid(plan))
 
 
-ROWS = (
-    Instead(
-        "schedule.partial_rollout",
-        True,
-        "batches that are generated with one version of the weights",
-        "requests are interrupted at every update and go on with the new weights",
-        "!shared schedule.asynchronous",
-    ),
-    layers_whole("critic"),
-    Instead(
-        "reference.offload_params",
-        "cpu",
-        "the weights of the reference on the GPUs while it scores",
-        "FSDP has those of a role that is never trained on the host, whatever its keys say",
-        "kl !backend=megatron !workload.lora.rank",
-    ),
-    Instead(
-        "reference.residency",
-        "resident",
-        "a reference that leaves between its calls",
-        "it is on the host anyway",
-        "kl !backend=megatron !workload.lora.rank",
-        also=("reference.offload_between",),
-    ),
-    Instead(
-        "reference.offload_params",
-        lambda plan: plan.placement.actor.layout.offload_params,
-        "weights under the adapters that are not where the policy's are",
-        "they are the policy's",
-        "kl !backend=megatron workload.lora.rank",
-    ),
-    Instead(
-        "reference.residency",
-        lambda plan: plan.placement.actor.residency,
-        "weights under the adapters that do not leave with the policy's",
-        "they are the policy's",
-        "kl !backend=megatron workload.lora.rank",
-    ),
-    OWN_ENVIRONMENT,
-    Instead(
-        "workload.dynamic_sampling.max_gen_batches",
-        None,
-        "at most {} generation batches",
-        "no limit",
-        also=("workload.dynamic_sampling",),
-    ),
-)
+@cache
+def rows() -> tuple[Instead, ...]:
+    """What is run in place of fields that no key says."""
+    return instead_of("verl", {})
 
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
-    yield from instead(plan, *ROWS)
+    yield from instead(plan, *rows())
     placement = plan.placement
     layout = placement.rollout.layout if placement.rollout else None
     if layout is not None and layout.engine == "sglang" and (layout.dispatcher or layout.speculation):
         yield Unsaid(
-            what="how SGLang dispatches to experts or drafts",
-            instead="its own choice, without drafts: both are written for vLLM alone",
+            "how SGLang dispatches to experts or drafts",
+            "its own choice, without drafts: both are written for vLLM alone",
             nearest=with_layouts(plan, "rollout", dispatcher=None, speculation=None),
         )
     apart = placement.rollout is not None and placement.rollout.pool != placement.actor.pool
     if apart and not placement.schedule.asynchronous:
         yield Unsaid(
-            what="a rollout on GPUs of its own that waits for every update",
-            instead="samples may be one version old (separate_async with max_off_policy_threshold=1)",
+            "a rollout on GPUs of its own that waits for every update",
+            "samples may be one version old (separate_async with max_off_policy_threshold=1)",
             nearest=with_schedule(plan, staleness=1, partial_rollout=True, streaming=False),
             of=("schedule",),
         )
@@ -148,15 +99,15 @@ def _packs(plan: Plan, role: str, layout: Layout) -> Iterator[Unsaid]:
     train, _ = pack_limits(plan, layout)
     if train > layout.pack_tokens:
         yield Unsaid(
-            what=f"packs of {layout.pack_tokens} tokens for the {role}",
-            instead=f"{train} are written: verl refuses packs shorter than the longest sample",
+            f"packs of {layout.pack_tokens} tokens for the {role}",
+            f"{train} are written: verl refuses packs shorter than the longest sample",
             nearest=with_layouts(plan, role, pack_tokens=train),
             of=(f"{role}.layout.pack_tokens", f"{role}.layout.score_pack_tokens"),
         )
     elif role == "critic" and layout.score_pack_tokens not in (None, train):
         yield Unsaid(
-            what=f"packs of {layout.score_pack_tokens} tokens while the critic scores",
-            instead=f"{train}: verl's trainer takes one limit for the critic's training and scoring",
+            f"packs of {layout.score_pack_tokens} tokens while the critic scores",
+            f"{train}: verl's trainer takes one limit for the critic's training and scoring",
             nearest=with_layouts(plan, role, score_pack_tokens=None),
             of=("critic.layout.score_pack_tokens",),
         )
@@ -168,8 +119,8 @@ def _other_groups(plan: Plan, role: str, placed: RolePlacement) -> Iterator[Unsa
     if own != actors:
         said = ", ".join(f"{name} {value}" for name, value in own.items() if value != actors[name])
         yield Unsaid(
-            what=f"{said} for the {role}, not the actor's",
-            instead="both share a process, whose groups verl initialises once: for the first role",
+            f"{said} for the {role}, not the actor's",
+            "both share a process, whose groups verl initialises once: for the first role",
             nearest=like_actor(plan, role),
             of=tuple(f"{role}.layout.{field.name}" for field in fields(Layout)),
         )

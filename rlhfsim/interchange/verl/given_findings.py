@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from rlhfsim.finding import Finding
 from rlhfsim.interchange.configuration.described import RunDescription
+from rlhfsim.interchange.configuration.findings import refused
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.verl import given_keys, old_given_keys
 from rlhfsim.interchange.verl.engines import flat_on_host
@@ -43,13 +44,13 @@ def _budget(run: RunDescription) -> Iterator[Finding]:
     """Packs, also those of verl's own default, that are shorter than the longest sample."""
     budget, longest, ranks = run.layout.pack_tokens, run.max_response or 0, run.layout.cp
     if budget is not None and budget * ranks < longest:
-        yield Finding(
-            what=f"a sample of up to {longest:,} tokens exceeds the budget of {budget:,} tokens"
+        yield refused(
+            f"a sample of up to {longest:,} tokens exceeds the budget of {budget:,} tokens"
             + (f" x {ranks} ranks of a sequence" if ranks > 1 else "")
             + ": verl stops at the first batch with one",
-            keys=(BUDGET, LONGEST),
+            BUDGET,
+            LONGEST,
             remedy=f"{BUDGET}={-(-longest // ranks)}",
-            stops=True,
         )
 
 
@@ -69,11 +70,11 @@ def _micro_batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Findin
     """Micro-batches that do not divide the samples of a rank."""
     each, micro = run.prompts // run.layout.dp, run.layout.micro_batch
     if run.layout.pack_tokens is None and each % micro:
-        yield Finding(
-            what=f"{each:,} samples of a rank are no multiple of micro-batches of {micro}: verl refuses it",
-            keys=(MICRO_BATCH, TRAIN_BATCH),
+        yield refused(
+            f"{each:,} samples of a rank are no multiple of micro-batches of {micro}: verl refuses it",
+            MICRO_BATCH,
+            TRAIN_BATCH,
             remedy=f"{MICRO_BATCH}={max(n for n in range(1, micro + 1) if each % n == 0)}",
-            stops=True,
         )
 
 
@@ -83,27 +84,26 @@ def _engine(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     if fsdp:
         yield from flat_on_host(s, KEYS)
     if run.layout.cp > 1 and fsdp and not run.packing:
-        yield Finding(
-            what=f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
-            keys=(f"{KEYS.fsdp}.{ULYSSES}", REMOVES_PADDING),
+        yield refused(
+            f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
+            f"{KEYS.fsdp}.{ULYSSES}",
+            REMOVES_PADDING,
             remedy=f"{REMOVES_PADDING}=True",
-            stops=True,
         )
     if fsdp and s.find(PAD_MODE) not in (None, NO_PADDING):
-        yield Finding(
-            what=f"samples that the data set pads ({s.find(PAD_MODE)}): FSDP's engine refuses them",
-            keys=(PAD_MODE,),
+        yield refused(
+            f"samples that the data set pads ({s.find(PAD_MODE)}): FSDP's engine refuses them",
+            PAD_MODE,
             remedy=f"{PAD_MODE}={NO_PADDING}",
-            stops=True,
         )
     wanted, chosen = given_keys.WORDS[run.backend], s.text(OPTIMIZER, default=given_keys.USUAL)
     if chosen != wanted:
-        yield Finding(
-            what=f"{OPTIMIZER}={chosen} with {KEYS.fsdp}={wanted}: verl stops at a key of the optimizer that "
+        yield refused(
+            f"{OPTIMIZER}={chosen} with {KEYS.fsdp}={wanted}: verl stops at a key of the optimizer that "
             "is not there",
-            keys=(OPTIMIZER, KEYS.fsdp),
+            OPTIMIZER,
+            KEYS.fsdp,
             remedy=f"{OPTIMIZER}={wanted}",
-            stops=True,
         )
 
 
@@ -124,17 +124,16 @@ def _old(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             remedy=f"{old_given_keys.STRATEGY}=fsdp",
         )
     if run.prompts % run.layout.dp:
-        yield Finding(
-            what=f"a batch of {run.prompts:,} samples does not split over {run.layout.dp} data-parallel "
+        yield refused(
+            f"a batch of {run.prompts:,} samples does not split over {run.layout.dp} data-parallel "
             "ranks: verl refuses it",
-            keys=(TRAIN_BATCH,),
+            TRAIN_BATCH,
             remedy=f"{TRAIN_BATCH}={-(-run.prompts // run.layout.dp) * run.layout.dp}",
-            stops=True,
         )
     if run.layout.cp > 1 and not run.packing:
-        yield Finding(
-            what=f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
-            keys=(ULYSSES, old_given_keys.UNPADS),
+        yield refused(
+            f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
+            ULYSSES,
+            old_given_keys.UNPADS,
             remedy=f"{old_given_keys.UNPADS}=True",
-            stops=True,
         )

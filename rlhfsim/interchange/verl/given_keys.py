@@ -15,9 +15,9 @@ from typing import Any
 from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.fields import Fields
-from rlhfsim.interchange.given_data import LAUNCHER, fields_of, samples_of
-from rlhfsim.interchange.predictions import predicted
-from rlhfsim.interchange.table import Codec, FixedKey, Key, Table, flag, given_that, of_held, whole
+from rlhfsim.interchange.given_data import fields_of, samples_of
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.table import Codec, Table
 from rlhfsim.interchange.verl.engines import (
     PLANNED,
     Prefixes,
@@ -29,7 +29,7 @@ from rlhfsim.interchange.verl.engines import (
 )
 from rlhfsim.interchange.verl.software import FsdpKeys, in_fsdp, in_megatron, scaled_of
 from rlhfsim.interchange.verl.versions import EACH, NODES, TRAIN_BATCH, UNPADDED, VERSION, default
-from rlhfsim.specs.frameworks.verl.heads import FUSED, MEGATRON_FUSED, head_of
+from rlhfsim.specs.frameworks.verl.heads import HEADS, head_of
 from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -47,7 +47,7 @@ PRETRAINED = f"{MODEL_GROUP}.partial_pretrain"
 MODEL, REMOVES_PADDING = f"{MODEL_GROUP}.path", f"{MODEL_GROUP}.use_remove_padding"
 LORA_RANK = f"{MODEL_GROUP}.lora_rank"
 FUSES, PAD_MODE = f"{MODEL_GROUP}.use_fused_kernels", "data.pad_mode"
-BY_TOKENS, MICRO_BATCH = "data.use_dynamic_bsz", "data.micro_batch_size_per_gpu"
+MICRO_BATCH = "data.micro_batch_size_per_gpu"
 BUDGET, LONGEST = "data.max_token_len_per_gpu", "data.max_length"
 MEGATRON_FSDP = f"{ENGINE}.use_megatron_fsdp"
 KEYS = Prefixes(
@@ -101,8 +101,9 @@ def _software(s: FrameworkSettings, read: Fields) -> Software | None:
     """What the keys say of the head, and of FSDP; None: as `runs` has it."""
     fused, packing = s.flag(FUSES), bool(read["workload.packing"])
     if read["backend"] == "megatron":
-        return in_megatron(MEGATRON_FUSED if fused else None)
-    head = FUSED if fused else head_of(packing=packing, entropy=False, scaled=scaled_of(s.find(VERSION)))
+        return in_megatron(HEADS["megatron_fused"] if fused else None)
+    usual = head_of(packing=packing, entropy=False, scaled=scaled_of(s.find(VERSION)))
+    head = HEADS["fused"] if fused else usual
     return in_fsdp(s, FSDP, head, adapters=read["workload.lora.rank"] > 0)
 
 
@@ -125,47 +126,31 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     }
 
 
-_TRAINED = of_held("actor.train", "actor")
 TABLE = Table(
-    {
-        LAUNCHER: (
-            Key("actor.nodes", "--nnodes", 1, whole(1), also=(NODES,), why=predicted),
-            Key("actor.each", "--nproc_per_node", codec=whole(1), also=(EACH,)),
-        ),
-        "where it runs": (
-            Key("backend", ENGINE, USUAL, _BACKEND),
-            FixedKey(OPTIMIZER, lambda plan: WORDS[plan.placement.backend], why="its keys are the engine's"),
-        ),
-        "batch and lengths": (
-            Key("samples_of_update", TRAIN_BATCH, 256, whole(1), why="samples of one optimizer step"),
-            Key("limit.total", LONGEST, 1024, whole(1), why="prompt and response"),
-            Key("actor.packs", BY_TOKENS, True, flag(both=True)),
-            Key("actor.train_tokens", BUDGET, 8192, whole(1), when="actor.packs", why=_TRAINED),
-            Key("actor.micro_batch", MICRO_BATCH, 4, whole(1), when="!actor.packs", why=_TRAINED),
-        ),
-        "training": (
-            FixedKey(MODEL, "${MODEL}"),
-            Key(
-                "workload.packing",
-                REMOVES_PADDING,
-                lambda read: bool(default(UNPADDED, read["version"])),
-                flag(both=True),
-            ),
-            *given_that(
-                "!backend=megatron",
-                Key("workload.lora.rank", LORA_RANK, 0),
-                Key("alpha", f"{MODEL_GROUP}.lora_alpha", read=False),
-            ),
-            *given_that(
-                "backend=megatron",
-                Key("workload.lora.rank", f"{MODEL_GROUP}.lora.rank", 0),
-                Key("alpha", f"{MODEL_GROUP}.lora.alpha", read=False),
-            ),
-            *engine(KEYS),
-            gradient_sums(KEYS),
-            *recomputing(KEYS),
-        ),
-    },
+    lambda: rows_of(
+        "verl",
+        {
+            "BUDGET": BUDGET,
+            "EACH": EACH,
+            "ENGINE": ENGINE,
+            "LONGEST": LONGEST,
+            "LORA_RANK": LORA_RANK,
+            "MICRO_BATCH": MICRO_BATCH,
+            "MODEL": MODEL,
+            "NODES": NODES,
+            "OPTIMIZER": OPTIMIZER,
+            "REMOVES_PADDING": REMOVES_PADDING,
+            "TRAIN_BATCH": TRAIN_BATCH,
+            "USUAL": USUAL,
+            "backend": _BACKEND,
+            "engine": engine(KEYS),
+            "gradient_sums": gradient_sums(KEYS),
+            "packing": lambda read: bool(default(UNPADDED, read["version"])),
+            "recomputing": recomputing(KEYS),
+            "word": lambda plan: WORDS[plan.placement.backend],
+        },
+        "given_keys",
+    ),
     _rest,
     {**PLANNED, "samples_of_update": samples_of},
     {

@@ -14,31 +14,12 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.configuration.described import RoleDescription
 from rlhfsim.interchange.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
-from rlhfsim.interchange.dispatching import ENGINE_WORD, in_vllm
 from rlhfsim.interchange.export import Setting, Value
 from rlhfsim.interchange.fields import Fields, shares
-from rlhfsim.interchange.predictions import call, predicted
-from rlhfsim.interchange.table import (
-    FROM_ROLLOUT,
-    Codec,
-    FixedKey,
-    Key,
-    Row,
-    Table,
-    choice,
-    clip_range,
-    drafts,
-    flag,
-    given_that,
-    kept,
-    lag,
-    marked,
-    of_call,
-    of_held,
-    unwritten,
-    whole,
-)
-from rlhfsim.interchange.verl.engine_limits import BATCHED, BATCHED_TOKENS, MEMORY, USUAL, UTILIZATION
+from rlhfsim.interchange.predictions import call
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.table import Codec, Table, lag
+from rlhfsim.interchange.verl.engine_limits import BATCHED, BATCHED_TOKENS, MEMORY, USUAL
 from rlhfsim.interchange.verl.engines import (
     CRITIC_MICRO_BATCHES,
     FOLLOWS,
@@ -84,16 +65,6 @@ from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm
 
-ESTIMATORS: dict[Algorithm, str] = {
-    "ppo": "gae",
-    "grpo": "grpo",
-    "dr-grpo": "grpo",
-    "dapo": "grpo",
-    "gspo": "grpo",
-    "cispo": "grpo",
-    "rloo": "rloo",
-    "reinforce++": "reinforce_plus_plus",
-}
 READ: dict[str, Algorithm] = {
     "gae": "ppo",
     "grpo": "grpo",
@@ -112,7 +83,7 @@ same cost. Not read: ReMax generates a greedy response more a prompt, optimal ba
 vocabulary once more."""
 CRITIC = "critic.model.path"
 ESTIMATOR, BY_DEVIATION = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
-LOSS_MODE, AGGREGATION = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
+LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 KL_LOSS, MERGED = f"{ACTOR}.use_kl_loss", "actor_rollout_ref.model.lora.merge"
 FILTERS, MOST_BATCHES = (f"algorithm.filter_groups.{name}" for name in ("enable", "max_num_gen_batches"))
 MODE, HYBRID = "trainer.v1.trainer_mode", "actor_rollout_ref.hybrid_engine"
@@ -315,103 +286,6 @@ def _mode_why(plan: Plan) -> str:
     return "training and rollout share the GPUs" if shares(plan) else "the rollout has GPUs of its own"
 
 
-_WHERE: tuple[Row, ...] = (
-    Key(
-        "backend",
-        "model_engine",
-        codec=Codec(lambda backend: "megatron" if backend == "megatron" else "dp", _trainer),
-        also=(f"{ACTOR}.strategy",),
-    ),
-    Key("actor.nodes", NODES, 1, why=predicted),
-    Key("actor.each", EACH, 8),
-    FixedKey(MODE, _mode, why=_mode_why),
-    *given_that(
-        "!shared",
-        FixedKey(HYBRID, lambda plan: plan.placement.schedule.lend),
-        FixedKey(LENDS, lambda plan: plan.placement.schedule.lend or None),
-        Key("rollout.nodes", OWN_NODES, read=False),
-        Key("rollout.each", OWN_EACH, read=False),
-        FixedKey(
-            SYNCED,
-            lambda plan: plan.workload.mini_batches,
-            why=lambda plan: f"new weights once a batch; {call(plan, 'actor.sync')}",
-        ),
-        FixedKey(LAG, lambda plan: lag().write(plan.placement.schedule.staleness)),
-        FixedKey(LATE, lambda plan: plan.placement.schedule.late),
-    ),
-)
-_BATCH: tuple[Row, ...] = (
-    FixedKey("data.train_files", "${TRAIN_FILES}"),
-    FixedKey("data.val_files", "${VAL_FILES}"),
-    Key(
-        "workload.prompts",
-        TRAIN_BATCH,
-        1024,
-        Codec(lambda prompts: prompts, _prompts),
-        why="prompts, not samples",
-    ),
-    Key("limit.prompt", "data.max_prompt_length", 512),
-    Key("limit.response", "data.max_response_length", 512),
-    FixedKey("data.filter_overlong_prompts", True),
-    FixedKey(FILTERS, True, "workload.dynamic_sampling", kept),
-    Key("generated", GENERATED, read=False),
-    Key("workload.samples", f"{ROLL}.n", 1),
-    Key("prompts_of_update", MINI_BATCH, 256),
-    Key("workload.epochs", f"{ACTOR}.ppo_epochs", 1, quiet=True),
-)
-
-
-_DR, _GSPO = "workload.algorithm=dr-grpo", "workload.algorithm=gspo"
-_ALGORITHM: tuple[Row, ...] = (
-    Key("workload.algorithm", ESTIMATOR, codec=choice(ESTIMATORS), read=False),
-    FixedKey(BY_DEVIATION, False, _DR),
-    FixedKey(AGGREGATION, "seq-mean-token-sum-norm", _DR),
-    FixedKey(LOSS_MODE, "gspo", _GSPO),
-    FixedKey(LOSS_MODE, "cispo", "workload.algorithm=cispo"),
-    FixedKey(AGGREGATION, "seq-mean-token-mean", _GSPO),
-    FixedKey(f"{ACTOR}.clip_ratio_low", clip_range(0)),
-    FixedKey(f"{ACTOR}.clip_ratio_high", clip_range(1)),
-    Key("kl", KL_IN_REWARD, codec=flag(both=True), when="in_reward", read=False),
-    Key("kl", KL_LOSS, codec=flag(both=True), when="!in_reward", read=False),
-    Key(
-        "workload.old_logprobs",
-        "algorithm.rollout_correction.bypass_mode",
-        codec=flag("rollout", "recompute"),
-        why=FROM_ROLLOUT,
-    ),
-)
-_POLICY: tuple[Row, ...] = (
-    FixedKey(MODEL, "${MODEL}"),
-    Key("workload.packing", UNPADDED, by_version(UNPADDED), flag(both=True)),
-    Key(
-        "workload.lora.rank",
-        "actor_rollout_ref.model.lora_rank",
-        0,
-        also=("actor_rollout_ref.model.lora.rank",),
-    ),
-    Key("alpha", "actor_rollout_ref.model.lora_alpha", read=False),
-    FixedKey(MERGED, True, "workload.lora !weight_path=lora", of_call("actor.sync")),
-    *engine(PREFIXES["actor"]),
-    gradient_sums(PREFIXES["actor"]),
-    Key(
-        "workload.router_replay",
-        f"{ROLL}.enable_rollout_routing_replay",
-        codec=flag(),
-        when="backend=megatron",
-        why="training takes the experts that the rollout chose",
-    ),
-    FixedKey(f"{ACTOR}.megatron.router_replay.mode", "R3", "backend=megatron workload.router_replay"),
-    *recomputing(PREFIXES["actor"]),
-    *POLICY_MICRO_BATCHES,
-)
-_CRITIC: tuple[Row, ...] = (
-    FixedKey(CRITIC, "${MODEL}", "critic"),
-    *engine(PREFIXES["critic"]),
-    *recomputing(PREFIXES["critic"]),
-    *CRITIC_MICRO_BATCHES,
-)
-
-
 def _sent(plan: Plan) -> Value:
     """The engine that carries weights to the rollout."""
     return "nixl" if plan.placement.weight_path == "p2p" else "naive" if shares(plan) else "nccl"
@@ -429,46 +303,69 @@ def _prefill(plan: Plan) -> Iterator[Setting]:
         return
     decode = layout.dp - layout.prefill
     unit = math.gcd(layout.prefill, decode)
-    yield Setting(key=f"{SPLIT}.enabled", value=True, why="prompts are prefilled apart from decode")
-    yield Setting(key=f"{SPLIT}.prefill_replicas", value=layout.prefill // unit)
-    yield Setting(key=f"{SPLIT}.decode_replicas", value=decode // unit)
+    yield Setting(f"{SPLIT}.enabled", True, "prompts are prefilled apart from decode")
+    yield Setting(f"{SPLIT}.prefill_replicas", layout.prefill // unit)
+    yield Setting(f"{SPLIT}.decode_replicas", decode // unit)
 
 
-_ROLLOUT: tuple[Row, ...] = (
-    Key("rollout.engine", ENGINE_NAME, codec=ENGINE_WORD, why=of_call("actor.generate")),
-    Key("rollout.tp", ROLLOUT_TP, by_version(ROLLOUT_TP), why=of_call("actor.generate")),
-    Key("rollout.pp", f"{ROLL}.pipeline_model_parallel_size", 1, unwritten(whole())),
-    Key("rollout.attention_dp", f"{ROLL}.data_parallel_size", 1, when="wide"),
-    Key("rollout.ep", f"{ROLL}.expert_parallel_size", 1, when="wide"),
-    in_vllm(f"+{VLLM}.all2all_backend"),
-    Key("rollout.memory_utilization", UTILIZATION, 0.5, MEMORY, why=of_held("actor.generate", "rollout")),
-    Key("rollout.max_num_seqs", SEQUENCES, by_version(SEQUENCES)),
-    Key("rollout.max_batched_tokens", BATCHED, USUAL, BATCHED_TOKENS),
-    Key("rollout.cuda_graphs", EAGER, lambda read: not by_version(EAGER)(read), flag(False, True, both=True)),
-    Key("rollout.sleep", SLEEPS, codec=flag(2, 0, 1, both=True), when="shared", read=False),
-    Key("rollout.precision", f"{ROLL}.quantization", codec=marked("fp8", "fp8")),
-    Key("rollout.kv_precision", f"{VLLM}.kv_cache_dtype", codec=unwritten(marked("fp8", "fp8"))),
-    drafts(f"+{DRAFTS}"),
-    _prefill,
-    *given_that(
-        "rollout.speculation.trained",
-        FixedKey(f"{MTP}.enable", True),
-        FixedKey(f"{MTP}.enable_train", True, why="so that its acceptance does not fall"),
-    ),
-    FixedKey(f"{ROLL}.load_format", "safetensors", "weight_path=lora"),
-    FixedKey(SENT, _sent, why=of_call("actor.sync")),
-)
 TABLE = Table(
-    {
-        "where it runs": _WHERE,
-        "batch and lengths": _BATCH,
-        "algorithm": _ALGORITHM,
-        "training of the policy": _POLICY,
-        "reference": (*engine(PREFIXES["reference"]), *REFERENCE_MICRO_BATCHES),
-        "critic": _CRITIC,
-        "reward model": (reward_settings,),
-        "rollout": _ROLLOUT,
-    },
+    lambda: rows_of(
+        "verl",
+        {
+            "BATCHED": BATCHED,
+            "BATCHED_TOKENS": BATCHED_TOKENS,
+            "BY_DEVIATION": BY_DEVIATION,
+            "CRITIC": CRITIC,
+            "CRITIC_MICRO_BATCHES": CRITIC_MICRO_BATCHES,
+            "EACH": EACH,
+            "EAGER": EAGER,
+            "ENGINE_NAME": ENGINE_NAME,
+            "ESTIMATOR": ESTIMATOR,
+            "FILTERS": FILTERS,
+            "GENERATED": GENERATED,
+            "HYBRID": HYBRID,
+            "KL_IN_REWARD": KL_IN_REWARD,
+            "KL_LOSS": KL_LOSS,
+            "LAG": LAG,
+            "LATE": LATE,
+            "LENDS": LENDS,
+            "LOSS_MODE": LOSS_MODE,
+            "MEMORY": MEMORY,
+            "MERGED": MERGED,
+            "MINI_BATCH": MINI_BATCH,
+            "MODE": MODE,
+            "MODEL": MODEL,
+            "NODES": NODES,
+            "OWN_EACH": OWN_EACH,
+            "OWN_NODES": OWN_NODES,
+            "POLICY_MICRO_BATCHES": POLICY_MICRO_BATCHES,
+            "REFERENCE_MICRO_BATCHES": REFERENCE_MICRO_BATCHES,
+            "ROLLOUT_TP": ROLLOUT_TP,
+            "SENT": SENT,
+            "SEQUENCES": SEQUENCES,
+            "SLEEPS": SLEEPS,
+            "STRATEGY": PREFIXES["actor"].strategy,
+            "SYNCED": SYNCED,
+            "TRAIN_BATCH": TRAIN_BATCH,
+            "UNPADDED": UNPADDED,
+            "USUAL": USUAL,
+            "backend": Codec(lambda backend: "megatron" if backend == "megatron" else "dp", _trainer),
+            "by_version": by_version,
+            "degrees": lambda role: engine(PREFIXES[role]),
+            "gradient_sums": gradient_sums(PREFIXES["actor"]),
+            "graphs": lambda read: not by_version(EAGER)(read),
+            "lends": lambda plan: plan.placement.schedule.lend or None,
+            "mode": _mode,
+            "mode_why": _mode_why,
+            "prefill": _prefill,
+            "prompts": Codec(lambda prompts: prompts, _prompts),
+            "recomputing": lambda role: recomputing(PREFIXES[role]),
+            "reward_settings": reward_settings,
+            "sent": _sent,
+            "synced": lambda plan: f"new weights once a batch; {call(plan, 'actor.sync')}",
+            "threshold": lambda plan: lag().write(plan.placement.schedule.staleness),
+        },
+    ),
     _rest,
     {**PLANNED, "wide": _wide},
     {

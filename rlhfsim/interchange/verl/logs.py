@@ -6,59 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
-from rlhfsim.interchange.logs.framework import Framework, Timer, around
+from rlhfsim.interchange.logs.framework import Framework, metrics_of
 from rlhfsim.interchange.logs.records import Record, number
 from rlhfsim.interchange.verl.configuration import CONFIGURATION
 from rlhfsim.interchange.verl.keys import CRITIC, ENGINE_NAME, ESTIMATOR, TABLE
-from rlhfsim.interchange.verl.mfu import PEAKS, TOKENS, peak
+from rlhfsim.interchange.verl.mfu import TOKENS, peak
 from rlhfsim.interchange.verl.reward_model import LEGACY
 from rlhfsim.interchange.verl.versions import EACH, KL_IN_REWARD, MODEL, SERVERS, VERSION, before
 
-# Names of timers: `marked_timer` in verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_*.py and
-# verl/experimental/one_step_off_policy/ray_trainer.py; `timing_s/` and lengths:
-# verl/trainer/ppo/metric_utils.py (verl-project/verl at 1dda039b9, 2026-08-22). Until v0.6 the sharding
-# manager moved weights on entry of the rollout, so that `gen` timed the weight sync too (v0.4 to v0.6 log
-# `reshard`, or the generation alone); since then `update_weights` does. Until v0.1 the rollout computed the
-# old log-probs as well.
 WEIGHTS = "timing_s/gen, weights"
 """What `gen` holds besides `generate_sequences`."""
-TIMERS = (
-    Timer(
-        metric="timing_s/gen",
-        phase="actor.generate",
-        covers=(*around("actor.generate"), "actor.sync", *around("actor.logprob")),
-        apart={
-            "timing_s/update_weights": ("actor.generate.load", "actor.sync"),
-            "timing_s/old_log_prob": around("actor.logprob"),
-        },
-    ),
-    Timer(
-        metric=WEIGHTS,
-        phase="actor.sync",
-        covers=("actor.generate.load", "actor.sync", "actor.generate.unload"),
-        derived=True,
-    ),
-    Timer(metric="timing_s/generate_sequences", phase="actor.generate", derived=True),
-    Timer(
-        metric="timing_s/reward",
-        phase="reward.score",
-        covers=("reward.score", "rules.score", "reward.score.load", "reward.score.unload"),
-    ),
-    Timer(metric="timing_s/old_log_prob", phase="actor.logprob", covers=around("actor.logprob")),
-    Timer(metric="timing_s/ref", phase="reference.logprob", covers=around("reference.logprob")),
-    Timer(metric="timing_s/values", phase="critic.value", covers=around("critic.value")),
-    Timer(metric="timing_s/adv", phase="controller"),
-    Timer(metric="timing_s/update_critic", phase="critic.train", covers=around("critic.train")),
-    Timer(metric="timing_s/update_actor", phase="actor.train", covers=around("actor.train")),
-    Timer(metric="timing_s/update_weights", phase="actor.sync", covers=("actor.generate.load", "actor.sync")),
-    Timer(metric="timing_s/sync_rollout_weights", phase="actor.sync"),
-    Timer(metric="timing_s/param_sync", phase="actor.sync"),
-)
-WAITS = (
-    Timer(metric="timing_s/gen", phase="actor.generate.wait"),
-    Timer(metric="timing_s/wait_for_enough_samples", phase="actor.generate.wait"),
-)
-"""With stale samples `gen` times what the trainer waits for (one_step_off_policy, fully_async_policy)."""
 _LINE = re.compile(r"\bstep:(\d{1,9}) - (.*)$")
 
 
@@ -133,33 +90,12 @@ def _today(name: str) -> str:
 
 FRAMEWORK = Framework(
     configuration=CONFIGURATION,
-    timers=TIMERS,
-    waits=WAITS,
-    step="timing_s/step",
-    times=("timing_s/",),
-    inside=(
-        "timing_s/agent_loop/",
-        "timing_s/reshard",
-        "timing_s/generation_timing/",
-        "timing_s/start_profile",
-        "timing_s/stop_profile",
-    ),
-    disturbing=("timing_s/testing", "timing_s/save_checkpoint"),
-    prompt=("prompt_length/mean",),
-    response=("response_length/mean",),
-    longest=("response_length/max",),
-    clipped=("response_length/clip_ratio",),
-    longest_prompt=("prompt_length/max",),
-    pads_to_limit=True,
+    **metrics_of("verl"),
     as_today=as_today,
     version_of=version_of,
-    tokens=(TOKENS,),
     gpus_of=gpus_of,
     keys=KEYS,
-    reserved_gib=("perf/max_memory_reserved_gb",),
-    allocated_gib=("perf/max_memory_allocated_gb",),
     engine_inside=engine_inside,
     peak=peak,
-    peaks=PEAKS,
     console=lambda: record_of_line,
 )

@@ -18,25 +18,8 @@ import numpy as np
 from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
-from rlhfsim.units import TERA
 
 MFU, TOKENS, TIMER = "perf/mfu/actor", "perf/total_num_tokens", "timing_s/update_actor"
-PEAKS = {
-    "h100_sxm": 989 * TERA,
-    "h800_sxm": 989 * TERA,
-    "h200_sxm": 989 * TERA,
-    "a100_sxm": 312 * TERA,
-    "a800_sxm": 312 * TERA,
-    "a100_sxm_40gb": 312 * TERA,
-    "mi300x": 1307 * TERA,
-    "mi355x": 2500 * TERA,
-    "b200_sxm": 2250 * TERA,
-    "l40s": 362.05 * TERA,
-    "a40": 149.7 * TERA,
-    "l20": 119.5 * TERA,
-    "h20_sxm": 148 * TERA,
-}
-"""Profile -> FLOP/s in verl's table (`_DEVICE_FLOPS`, 0.9.1; older ones say 1336 for MI300X)."""
 FEW = 8
 """Steps from which loading can be told from work."""
 

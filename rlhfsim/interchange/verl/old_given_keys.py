@@ -13,8 +13,9 @@ from typing import Any
 from rlhfsim.interchange.configuration.configuration import ENTRY_POINT
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.fields import Fields, cut
-from rlhfsim.interchange.given_data import LAUNCHER, fields_of
-from rlhfsim.interchange.table import Key, Table, flag, whole
+from rlhfsim.interchange.given_data import fields_of
+from rlhfsim.interchange.rows import rows_of
+from rlhfsim.interchange.table import Table
 from rlhfsim.interchange.verl.given_keys import (
     ALGORITHM,
     BEFORE,
@@ -27,7 +28,7 @@ from rlhfsim.interchange.verl.given_keys import (
 )
 from rlhfsim.interchange.verl.software import FsdpKeys, in_fsdp
 from rlhfsim.interchange.verl.versions import EACH, NODES, TRAIN_BATCH, ULYSSES, VERSION, before
-from rlhfsim.specs.frameworks.verl.heads import EAGER_PADDED, EAGER_UNPADDED
+from rlhfsim.specs.frameworks.verl.heads import HEADS
 
 LAST = "0.6.1"
 """The last recorded release with it."""
@@ -65,7 +66,7 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
     s.overruled(NODES, EACH, IGNORED)
     unpads = s.flag(UNPADS) and read["actor.cp"] > 1
     hosted = "cpu" if all(hosts(s)) else "none"
-    head = EAGER_UNPADDED if unpads else EAGER_PADDED
+    head = HEADS["eager_unpadded" if unpads else "eager_padded"]
     return {
         **fields_of(
             ALGORITHM, model=s.model(PRETRAINED), samples=read["samples_of_update"], limit=read["limit.total"]
@@ -80,27 +81,18 @@ def _rest(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 
 
 TABLE = Table(
-    {
-        LAUNCHER: (
-            Key("actor.nodes", "--nnodes", 1, whole(1)),
-            Key("actor.each", "--nproc_per_node", codec=whole(1)),
-        ),
-        "batch and lengths": (
-            Key("samples_of_update", TRAIN_BATCH, 256, whole(1)),
-            Key("limit.total", LONGEST, 1024, whole(1)),
-            Key("actor.micro_batch", MICRO_BATCH, 4, whole(1)),
-        ),
-        "training": (
-            Key("workload.lora.rank", LORA_RANK, 0),
-            Key("actor.cp", ULYSSES, 1, whole(1)),
-            Key(
-                "actor.recompute",
-                f"{MODEL_GROUP}.enable_gradient_checkpointing",
-                lambda read: "none" if before(read["version"], STRATEGY_SINCE) else "full",
-                flag("full", "none"),
-            ),
-        ),
-    },
+    lambda: rows_of(
+        "verl",
+        {
+            "LONGEST": LONGEST,
+            "LORA_RANK": LORA_RANK,
+            "MICRO_BATCH": MICRO_BATCH,
+            "TRAIN_BATCH": TRAIN_BATCH,
+            "ULYSSES": ULYSSES,
+            "recompute": lambda read: "none" if before(read["version"], STRATEGY_SINCE) else "full",
+        },
+        "old_given_keys",
+    ),
     _rest,
     follows={"version": lambda s, read: s.find(VERSION), "shared": lambda s, read: True},
 )

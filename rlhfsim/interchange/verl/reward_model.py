@@ -47,20 +47,20 @@ def reward_settings(plan: Plan) -> Iterator[Setting]:
             "verl's separate_async refuses a reward model on the actor's GPUs",
             help="give it a pool of its own, or design for it: rlhfsim design ... --framework verl",
         )
-    yield Setting(key=f"{PREFIX}.enable", value=True)
-    yield Setting(key=OWN_GPUS, value=apart)
+    yield Setting(f"{PREFIX}.enable", True)
+    yield Setting(OWN_GPUS, apart)
     if apart:
         nodes, each = nodes_of(plan, plan.placement.pool(placed.pool).gpus)
-        yield Setting(key=f"{PREFIX}.nnodes", value=nodes)
-        yield Setting(key=f"{PREFIX}.n_gpus_per_node", value=each)
-    yield Setting(key=f"{PREFIX}.model_path", value="${REWARD_MODEL}")
-    yield Setting(key=f"{ENGINE}.name", value="vllm")
+        yield Setting(f"{PREFIX}.nnodes", nodes)
+        yield Setting(f"{PREFIX}.n_gpus_per_node", each)
+    yield Setting(f"{PREFIX}.model_path", "${REWARD_MODEL}")
+    yield Setting(f"{ENGINE}.name", "vllm")
     why = call(plan, "reward.score")
-    yield Setting(key=REWARD_TP, value=placed.layout.tp, why=why)
-    yield Setting(key=f"{ENGINE}.free_cache_engine", value=placed.residency == "offloaded")
-    yield Setting(key=f"{ENGINE}.max_num_batched_tokens", value=_tokens(plan, placed))
+    yield Setting(REWARD_TP, placed.layout.tp, why)
+    yield Setting(f"{ENGINE}.free_cache_engine", placed.residency == "offloaded")
+    yield Setting(f"{ENGINE}.max_num_batched_tokens", _tokens(plan, placed))
     why = "at most what the plan leaves beside the other roles"
-    yield Setting(key=f"{ENGINE}.gpu_memory_utilization", value=_share(plan, placed.pool), why=why)
+    yield Setting(f"{ENGINE}.gpu_memory_utilization", _share(plan, placed.pool), why)
 
 
 def reward_unsaid(plan: Plan, placed: RolePlacement) -> Iterator[Unsaid]:
@@ -68,8 +68,8 @@ def reward_unsaid(plan: Plan, placed: RolePlacement) -> Iterator[Unsaid]:
     if placed.layout.pack(scoring=True) != (tokens := _tokens(plan, placed)):
         same = {"micro_batch": 1, "pack_tokens": tokens, "score_pack_tokens": None}
         yield Unsaid(
-            what=f"micro-batches of {placed.layout.micro_batch} samples of the reward model",
-            instead=f"its engine batches up to {tokens:,} tokens",
+            f"micro-batches of {placed.layout.micro_batch} samples of the reward model",
+            f"its engine batches up to {tokens:,} tokens",
             nearest=with_layouts(plan, "reward", **same),
             of=tuple(f"reward.layout.{name}" for name in same),
         )

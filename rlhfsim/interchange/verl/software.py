@@ -16,16 +16,7 @@ from rlhfsim.interchange.verl.versions import (
     before,
     default,
 )
-from rlhfsim.specs.frameworks.verl.heads import (
-    FUSED,
-    MEGATRON_ENTROPY,
-    MEGATRON_FUSED,
-    PADDED,
-    SCALED,
-    SCALED_IN_PLACE,
-    UNPADDED,
-    head_of,
-)
+from rlhfsim.specs.frameworks.verl.heads import HEADS, head_of
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.software import Software, default_software
 
@@ -59,8 +50,8 @@ POLICY = FsdpKeys(
 def scaled_of(version: str | None, *, temperature: float = 1.0) -> Head:
     """How a release applies the temperature to the logits of packed samples."""
     if before(version, COPIES_LOGITS):
-        return SCALED_IN_PLACE
-    return SCALED if before(version, LEAVES_LOGITS) or temperature != 1 else UNPADDED
+        return HEADS["scaled_in_place"]
+    return HEADS["scaled" if before(version, LEAVES_LOGITS) or temperature != 1 else "unpadded"]
 
 
 def sums_whole(s: FrameworkSettings, keys: FsdpKeys) -> bool:
@@ -83,12 +74,13 @@ def software(
     entropy = s.share(ENTROPY, default=default(ENTROPY, version)) != 0
     fused = s.flag("actor_rollout_ref.model.use_fused_kernels")
     if megatron:
-        return in_megatron(MEGATRON_FUSED if fused else MEGATRON_ENTROPY if entropy else None)
+        name = "megatron_fused" if fused else "megatron_entropy" if entropy else ""
+        return in_megatron(HEADS.get(name))
     temperature = s.share(TEMPERATURE, default=1.0)
     head = head_of(packing=packing, entropy=entropy, scaled=scaled_of(version, temperature=temperature))
     if packing and s.flag("actor_rollout_ref.actor.entropy_from_logits_with_chunking"):
-        head = replace(head, score_bytes=min(head.score_bytes, SCALED.score_bytes))
-    return in_fsdp(s, POLICY, FUSED if fused else head, adapters=adapters)
+        head = replace(head, score_bytes=min(head.score_bytes, HEADS["scaled"].score_bytes))
+    return in_fsdp(s, POLICY, HEADS["fused"] if fused else head, adapters=adapters)
 
 
 def in_megatron(head: Head | None) -> Software | None:
@@ -101,7 +93,7 @@ def in_fsdp(s: FrameworkSettings, keys: FsdpKeys, head: Head, *, adapters: bool)
     usual = default_software("fsdp2")
     known = replace(
         usual,
-        head=None if head in (UNPADDED, PADDED) else head,
+        head=None if head in (HEADS["unpadded"], HEADS["padded"]) else head,
         flat_parameters=str(s.find(keys.strategy) or keys.usual) != "fsdp2",
         sums_whole=sums_whole(s, keys),
     )

@@ -1,9 +1,10 @@
 """What the software of a framework costs, beside what the hardware under it does.
 
 Software costs are coefficients of the profile by name, unit and interval: `common.yaml` holds them pooled
-over frameworks, with the doubt of not knowing which one runs. A framework's folder may hold a module `costs`
-with a `COSTS`, whose numbers take the place of the pooled ones. A profile that gives a coefficient itself
-(one of `rlhfsim calibrate`, a CPU) keeps its own: it was measured where the plan runs.
+over frameworks, with the doubt of not knowing which one runs. A framework's folder may hold a file
+`costs.yaml`, whose numbers take the place of the pooled ones; where it has none, no published run prints
+phases with lengths. A profile that gives a coefficient itself (one of `rlhfsim calibrate`, a CPU) keeps its
+own: it was measured where the plan runs.
 
     own of the profile > framework and training backend > framework > pooled
 
@@ -15,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from rlhfsim import resources
 from rlhfsim.errors import unknown_name
+from rlhfsim.specs.frameworks.files import data_of
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import coefficients_of
 from rlhfsim.specs.placement.backends import Backend
@@ -50,17 +53,24 @@ def names() -> tuple[str, ...]:
 
 @cache
 def costs_of(framework: str) -> Costs:
-    """The `COSTS` of one of `names`; none where its folder has no module `costs`.
+    """Software costs of one of `names`.
 
     Raises:
         RlhfsimError: there is no such framework.
     """
     if framework not in names():
         raise unknown_name("framework", framework, names())
-    if framework not in resources.frameworks_with("costs"):
-        return Costs()
-    found: Costs = resources.of_framework(framework, "costs").COSTS
-    return found
+    given = data_of(framework, "costs")
+    return Costs(
+        shared=_coefficients(given.get("shared", {})),
+        by_backend={backend: _coefficients(own) for backend, own in given.get("by_backend", {}).items()},
+        biased=given.get("biased", True),
+        fitted_modes=frozenset(given.get("fitted_modes", ())),
+    )
+
+
+def _coefficients(given: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Coefficient]:
+    return {name: Coefficient(**numbers) for name, numbers in given.items()}
 
 
 @cache

@@ -1,6 +1,6 @@
 """What a framework runs of a plan, and how that is known.
 
-A framework is a folder of `rlhfsim.specs.frameworks` whose module `runs` has a `RUNS`; nothing lists them.
+A framework is a folder of `rlhfsim.specs.frameworks` with a file `runs.yaml`; nothing lists them.
 The search offers what the chosen framework runs, `estimate` says what it does not, the executor refuses it,
 the docs print the table.
 """
@@ -25,7 +25,8 @@ from rlhfsim.specs.frameworks.features import (
     schedule_features,
     workload_features,
 )
-from rlhfsim.specs.frameworks.says import Says
+from rlhfsim.specs.frameworks.files import data_of, heads_of
+from rlhfsim.specs.frameworks.says import Places, Same, Says
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import (
     BACKENDS,
@@ -40,8 +41,8 @@ from rlhfsim.specs.placement.backends import (
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Dispatcher, Layout, RolloutLayout, ServingEngine
 from rlhfsim.specs.placement.placement import Placement, Schedule
-from rlhfsim.specs.placement.software import Software
-from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
+from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE, WEIGHT_PATHS, Topology, WeightPath
 from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.specs.workload.workload import Algorithm, Workload
 
@@ -74,66 +75,10 @@ ASKED_FOR = frozenset(
 )
 """Features that no search chooses for a question that says nothing of them: who has them runs no more of the
 plans that come out by default."""
-FEATURES: Mapping[str, str] = {
-    "one step off": "leave out --allow async",
-    "staleness above 1": "use --max-staleness 1",
-    "partial rollouts": "set partial_rollout: false",
-    "late groups thrown away": "set schedule.late: wait",
-    "late groups generated again": "set schedule.late: wait",
-    LENDS: "leave out --allow lend, or set schedule.lend: false",
-    "weights sent while the next batch is generated": "set overlapped_sync: false",
-    "streaming": "use --forbid streaming",
-    "double buffering": "set double_buffered: false",
-    "dynamic sampling": "leave out workload.dynamic_sampling; the simulator prices it",
-    "oversampling": "leave out workload.oversampling; the simulator prices it",
-    "environments": "leave out workload.environment; the simulator prices it",
-    "roles on GPUs of their own": "place them with the actor: --forbid split,standalone",
-    "reward model on GPUs of its own": "place it with the actor",
-    "rollout by the training modules": "place the rollout: rollout: {pool: ..., layout: {...}}",
-    "rollout tensor parallelism": "use rollout tp 1",
-    "rollout pipeline parallelism": "use rollout tp and dp",
-    "rollout expert parallelism": "use rollout tp and dp",
-    "rollout attention data parallelism": "use rollout tp and dp",
-    "rollout replicas across nodes": "use a smaller rollout tp, or nodes with more GPUs",
-    "prefill apart from decode": "set rollout prefill: 0",
-    "speculative decoding": "leave out speculation, of workload and rollout layout",
-    "MTP layers trained with the policy": "set speculation.trained: false",
-    "EAGLE-3 heads trained with the policy": "set speculation.trained: false",
-    "largest logits of a teacher": "leave out workload.teacher_top",
-    "several teachers": "name one teacher",
-    "further roles": "leave out its model in the workload, or have it priced alone: --framework any",
-    "router replay": "leave out workload.router_replay",
-    "FP8 rollout": "set rollout precision to bf16",
-    "FP8 KV cache": "set kv_precision to bf16",
-    "MXFP4 rollout": "set rollout precision to bf16 or fp8",
-    "NVFP4 rollout": "set rollout precision to bf16 or fp8",
-    "BF16 layers in an FP8 rollout": "leave out bf16_attention and bf16_layers",
-    "offload to the host": "use --forbid offload",
-    "partial optimizer offload": "leave out offload_fraction",
-    "HSDP": "leave out shards",
-    "offload to NVMe": "use offload_optimizer: cpu",
-    "roles created anew for each call": "use residency: offloaded",
-    "reference swapped in place of the actor": "use residency: offloaded for the reference",
-    "LoRA": "leave out workload.lora",
-    "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
-    "LoRA on a 4-bit base": "set workload.lora.base: bf16",
-    "8-bit Adam": "set workload.optimizer: adam",
-    "old log-probs of the rollout": "set workload.old_logprobs: recompute",
-    "old log-probs of the training pass": "set workload.old_logprobs: recompute",
-    "BF16 gradients": "leave out workload.gradients",
-    "FP32 gradient sums": "leave out workload.gradients",
-    "AMD GPUs": "use NVIDIA GPUs",
-    "gated delta net or Mamba-2 layers": "take a model whose layers all attend",
-    "sparse attention": "take a model without an indexer",
-    "FP8 training": "set workload.train_precision: bf16",
-    "micro-batches by tokens": "give micro_batch in place of pack_tokens",
-}
+_NAMED = data_of("", "features")
+FEATURES: Mapping[str, str] = _NAMED["features"]
 """What a plan may ask of a framework beside its training backend and weight path -> how to do without."""
-KINDS: Mapping[str, str] = {
-    "weight sync of attention sinks": "take a model of another family than gpt-oss",
-    "vision towers": "save the language model inside as a model of its own (of a Qwen2.5-VL a qwen2, of a "
-    "Qwen3-VL a qwen3, of a Gemma 3 a gemma3_text) and plan with that",
-}
+KINDS: Mapping[str, str] = _NAMED["kinds"]
 """Kinds of model that a framework may be seen not to run -> how to do without."""
 
 
@@ -193,9 +138,10 @@ class Runs:
     """A reference beside the actor has no other residency than swapped."""
     hosts_reference: tuple[Backend, ...] = ()
     """Backends under which a reference has its weights on the host, whatever the configuration."""
-    reuses_logprobs: Callable[[Workload], bool] = lambda work: False
-    """Whether it skips the forward for old log-probs of its own accord, as the training pass has them."""
-    rules_ahead: Callable[[Workload], bool] = lambda work: False
+    reuses: Mapping[Algorithm, bool] = field(default_factory=dict)
+    """Algorithms under which the only update of a batch gives the old log-probs itself, whatever is asked ->
+    whether beside a reference too."""
+    scores_rules: Literal["late", "ahead", "ahead without a reward model"] = "late"
     """Whether rules score responses as they arrive, while others are decoded."""
     filters_on_arrival: bool = False
     """Groups are filtered as they arrive, before a reward model on the actor's GPUs has scored them."""
@@ -250,6 +196,15 @@ class Runs:
         """What it runs where it trains by an algorithm; None: by its usual ones."""
         others = self.differs.get(algorithm) if algorithm else None
         return replace(self, **others) if others else self
+
+    def reuses_logprobs(self, work: Workload) -> bool:
+        """Whether it skips the forward for old log-probs of its own accord, as the training pass has them."""
+        beside = self.reuses.get(work.algorithm)
+        return beside is not None and work.one_update and (beside or not work.has_reference)
+
+    def rules_ahead(self, work: Workload) -> bool:
+        """Whether rules score responses as they arrive."""
+        return self.scores_rules == "ahead" or (self.scores_rules != "late" and not work.has_reward_model)
 
     def serves(self, role: str) -> bool:
         """Whether an inference engine runs a role that scores."""
@@ -497,8 +452,66 @@ def _rank(runs: Runs) -> tuple[bool, bool, bool, int, str]:
 @cache
 def framework(name: str) -> Runs:
     """What one of `frameworks` runs, by its name."""
-    found: Runs = resources.of_framework(name, "runs").RUNS
-    return found
+    given = data_of(name, "runs")
+    return Runs(name=name, **_fields(name, given, given.pop("known"), FEATURES))
+
+
+WHERE: Mapping[str, tuple[Topology, ...]] = {"apart": APART, "everywhere": EVERYWHERE}
+"""Words of the files for places of actor and rollout."""
+
+
+def _fields(framework: str, given: Mapping[str, Any], known: Known, others: Iterable[str]) -> dict[str, Any]:
+    """Fields of `Runs` as a file says them; `others`: features that it may name as not run."""
+    said, heads = _frozen(given), heads_of(framework)
+    if "without" in said:
+        without = said.pop("without")
+        said["features"] = tuple(name for name in others if name not in without)
+    features, written = said.get("features", ()), said.pop("written_only", ())
+    if "trainers" in said:
+        said["known_trainers"] = known_by(known, *said["trainers"])
+    makes: Mapping[str, Callable[[Any], Any]] = {
+        "trainers": lambda own: {name: replace(BACKENDS[name], **rules) for name, rules in own.items()},
+        "heads": lambda own: {backend: heads[head] for backend, head in own.items()},
+        "padded_heads": lambda own: {backend: heads[head] for backend, head in own.items()},
+        "software": lambda own: {name: replace(default_software(name), **does) for name, does in own.items()},
+        "weight_paths": lambda own: {
+            path: known_by(known, *WHERE.get(where, where)) for path, where in _paths(own).items()
+        },
+        "features": lambda own: known_by(known, *own) | known_by("written only", *written),
+        "says": lambda own: Says(**_made(own, SAID)),
+        "examples": lambda own: Examples(**own),
+        "differs": lambda own: {
+            algorithm: _fields(framework, fields, known, features) for algorithm, fields in own.items()
+        },
+    }
+    return _made(said, makes)
+
+
+def _paths(own: Any) -> Mapping[str, Any]:
+    """Weight paths with where they are run; `all`: those that our executor has a transport for."""
+    if own != "all":
+        return dict(own)
+    return {path: tuple(rules.transports) for path, rules in WEIGHT_PATHS.items() if rules.transports}
+
+
+SAID: Mapping[str, Callable[[Any], Any]] = {
+    "sharing": lambda own: Places(**own),
+    "alone": lambda own: Places(**own),
+    "same": lambda rows: tuple(Same(**row) for row in rows),
+    "groups": lambda groups: tuple(map(frozenset, groups)),
+}
+"""Fields of `Says` -> what is made of them in a file."""
+
+
+def _made(given: Mapping[str, Any], makes: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    return {name: makes[name](value) if name in makes else value for name, value in given.items()}
+
+
+def _frozen(value: Any) -> Any:
+    """What a file says, its lists as tuples."""
+    if isinstance(value, Mapping):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def runs_of(name: str | None) -> Runs | None:

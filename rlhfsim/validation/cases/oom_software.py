@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhfsim.specs.frameworks.verl.heads import SCALED_IN_PLACE, UNPADDED, head_of
+from rlhfsim.specs.frameworks.verl.heads import HEADS, head_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.software import Software, default_software
@@ -75,5 +75,5 @@ def _head(row: Row, backend: Backend) -> Head:
     if "verl" not in framework or backend != "fsdp2":
         return UNFUSED
     entropy = framework != "verl" or row.words("date") < VERL_ENTROPY_UNTIL
-    scaled = SCALED_IN_PLACE if row.words("date") < VERL_IN_PLACE_UNTIL else UNPADDED
+    scaled = HEADS["scaled_in_place" if row.words("date") < VERL_IN_PLACE_UNTIL else "unpadded"]
     return head_of(packing=unpadded(row), entropy=entropy, scaled=scaled)

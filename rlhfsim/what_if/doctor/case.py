@@ -98,7 +98,7 @@ class Case:
             RlhfsimError: keys are missing, or what they say cannot exist.
         """
         settings = self.settings.with_values({bare(key): value for key, value in keys.items()})
-        run = self.configuration.run(settings, {})
+        run = self.configuration.run(settings)
         check_model(settings, run.model)
         lengths = self._lengths(run)
         specs = setup(run, lengths, self.gpu, self.rollout_gpu, settings.count(NODE_GPUS))
