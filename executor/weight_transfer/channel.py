@@ -144,8 +144,7 @@ class Receiver:
         self.index = index
         self.transfers = 0
         self._make_route = route or _INCOMING[spec.transport]
-        self._control: Control | None = None
-        self._route: Incoming | None = None
+        self._ends: tuple[Control, Incoming] | None = None
         self._patched = Patched() if spec.changes_only else None
 
     def receive(self, version: int, load: Load) -> Transfer:
@@ -181,16 +180,16 @@ class Receiver:
 
     def close(self) -> None:
         """Let go of groups, mappings and the store."""
-        if self._route is not None:
-            self._route.close()
-        if self._control is not None:
-            self._control.close()
+        if self._ends is not None:
+            control, route = self._ends
+            route.close()
+            control.close()
 
     def _connected(self) -> tuple[Control, Incoming]:
-        if self._control is None or self._route is None:
-            self._control = Control(self.spec, master=False)
-            self._route = self._make_route(self.spec, self._control, self.index)
-        return self._control, self._route
+        if self._ends is None:
+            control = Control(self.spec, master=False)
+            self._ends = control, self._make_route(self.spec, control, self.index)
+        return self._ends
 
     def _join(self, control: Control, prefix: str, version: int) -> None:
         sent = control.take(prefix + "begin", f"the sender to begin version {version}")

@@ -7,7 +7,8 @@ says so under `failed`; the other one looks there while it waits and stops with 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -47,10 +48,8 @@ class Control:
 
     def put(self, key: str, value: Any) -> None:
         """Publish a value (messages.py)."""
-        try:
+        with self._reaching(f"could not publish {key}"):
             self.store.set(key, seal(self.spec.secret, key, value))
-        except RuntimeError as error:
-            raise self._lost(f"could not publish {key}", error) from error
 
     def take(self, key: str, what: str) -> Any:
         """The value of a key, waited for.
@@ -101,18 +100,14 @@ class Control:
         del self.store
 
     def _read(self, key: str) -> Any:
-        try:
+        with self._reaching(f"while reading {key}"):
             message = self.store.get(key)
-        except RuntimeError as error:
-            raise self._lost(f"while reading {key}", error) from error
         return unseal(self.spec.secret, key, message)
 
     def _exist(self, keys: Sequence[str], what: str) -> bool:
-        try:
+        with self._reaching(f"while waiting for {what}"):
             there: bool = self.store.check(list(keys))
-            return there
-        except RuntimeError as error:
-            raise self._lost(f"while waiting for {what}", error) from error
+        return there
 
     def _timeout(self, message: str) -> RlhfsimError:
         return RlhfsimError(
@@ -121,12 +116,17 @@ class Control:
             help="check that the other side still runs and calls the same transfer, or raise limits.sync_s",
         )
 
-    def _lost(self, message: str, error: Exception) -> RlhfsimError:
-        return RlhfsimError(
-            "weight-sync-failed",
-            f"channel {self.spec.name!r}: connection to the sender's store lost {message} "
-            f"({_first_line(error)})",
-        )
+    @contextmanager
+    def _reaching(self, message: str) -> Iterator[None]:
+        """What is done to the store inside; `message` is said where the store is lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RlhfsimError(
+                "weight-sync-failed",
+                f"channel {self.spec.name!r}: connection to the sender's store lost {message} "
+                f"({_first_line(error)})",
+            ) from error
 
 
 def _first_line(error: Exception) -> str:

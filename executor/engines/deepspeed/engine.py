@@ -6,7 +6,7 @@ same samples (see mesh.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
@@ -16,18 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from executor.engines import device, lora, weights
+from executor.engines import device, lora
 from executor.engines.deepspeed import experts, process_groups, shards
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.deepspeed.learner import DeepSpeedLearner
-from executor.engines.deepspeed.split import split_parameters
 from executor.engines.optimizers import adam
 from executor.engines.packing import MicroBatch, Select
 from executor.engines.protocols import EngineSpec
 from executor.engines.transformers import heads
 from executor.engines.transformers.shards import EmptyParameters
 from executor.samples import Sample
-from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
 
@@ -42,7 +40,7 @@ class DeepSpeedEngine(DeepSpeedLearner):
             self.engine = _initialize(spec, model, unread)
         self.engine.train(spec.optimizer is not None)  # layers are computed again in training mode only
         super().__init__(spec, model, self.engine)
-        self._split = split_parameters(model) if spec.layout.tp > 1 else {}
+        self._split = shards.split_parameters(model) if spec.layout.tp > 1 else {}
         if spec.layout.recompute == "none":
             experts.save_places(model)
 
@@ -59,14 +57,6 @@ class DeepSpeedEngine(DeepSpeedLearner):
 
     def _counts(self) -> bool:
         return dist.get_rank() % self.spec.layout.tp == 0
-
-    def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:
-        """Full weights by Hugging Face name on `senders`, empty lists on other ranks; a collective."""
-        here = dist.get_rank() in senders
-        if self.spec.lora_rank is not None:
-            return self.model.stored.of(lora.merged(self.model, bucket_bytes, here=here))
-        named = heads.named_tensors(self.model)
-        return self.model.stored.of(weights.buckets(named, bucket_bytes, here=here, whole=self._whole))
 
     def _whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
         split = self._split.get(id(parameter))

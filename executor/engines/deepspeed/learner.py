@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import getclosurevars
 from pathlib import Path
 from typing import Any, cast
@@ -15,8 +15,6 @@ from executor.engines import states
 from executor.engines.deepspeed import checkpoints
 from executor.engines.deepspeed.config import clips_itself
 from executor.engines.learner import Learner
-from executor.engines.protocols import LaterWrites
-from executor.engines.scoring import trim
 
 
 class DeepSpeedLearner(Learner):
@@ -54,25 +52,22 @@ class DeepSpeedLearner(Learner):
             self._norm = math.inf
             self.engine.zero_grad()
 
-    def save(self, folder: Path, background: LaterWrites | None = None) -> None:
-        """One file a rank with everything, and a safetensors copy by rank 0; a collective."""
-        checkpoints.save(self, folder, background)
+    def _saved(self, folder: Path) -> Mapping[str, Any]:
+        return checkpoints.state_of(self.model, self.engine)
 
-    def load(self, folder: Path) -> None:
-        """Undo `save`."""
-        checkpoints.load(self, folder)
+    def _put_back(self, folder: Path, others: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> None:
+        checkpoints.put_back(self.model, self.engine, others, own)
 
     def _movable(self, *, weights: bool) -> Iterator[Tensor]:
         return states.engine_tensors(self.engine, weights=weights)
 
     def close(self) -> None:
         """Free everything."""
-        self._forget()
         if self.engine is not None:
             self.engine.destroy()
             _let_go(self.engine.module)
-        del self.engine, self.module, self.model
-        trim()
+        del self.engine
+        super().close()
 
 
 def _let_go(module: nn.Module) -> None:

@@ -1,30 +1,37 @@
 """PyTorch FSDP2 behind the contract of training engines: ZeRO 0, 2 and 3, host offload, LoRA; no compiler.
 
-Ranks are data-parallel all. Which stage means what: build.py.
+Ranks are data-parallel all. Which stage means what: build.py. A checkpoint has shards of weights and
+optimizer in torch's distributed format, whose metadata is written last and under a name of its own: a folder
+with metadata is whole. Beside it lies a rank's file (engines/checkpoints.py) with step counter and random
+streams.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.fsdp import FSDPModule
 
-from executor.engines import device, lora, states, weights
-from executor.engines.fsdp2 import build, checkpoints, limits
-from executor.engines.fsdp2.config import shards_of
+from executor.engines import device, states
+from executor.engines.fsdp2 import build
+from executor.engines.fsdp2.config import check, shards_of
 from executor.engines.learner import Learner
 from executor.engines.optimizers import adam
 from executor.engines.packing import MicroBatch, Select
-from executor.engines.protocols import EngineSpec, LaterWrites
-from executor.engines.scoring import trim
+from executor.engines.protocols import EngineSpec
 from executor.engines.transformers import heads
 from executor.samples import Sample
-from executor.weight_transfer.packing import Named
+
+SHARDS = "shards"
 
 
 class Fsdp2Engine(Learner):
@@ -34,9 +41,10 @@ class Fsdp2Engine(Learner):
 
     def __init__(self, spec: EngineSpec) -> None:
         """Read this rank's parts; a collective over the default process group."""
-        limits.check(spec)
+        check(spec)
         model = build.sharded(spec, device.own())
         super().__init__(spec, model, model)
+        self.sent_as = heads.DTYPES[spec.precision]
         self.root: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes its class
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if spec.optimizer is not None:
@@ -84,26 +92,37 @@ class Fsdp2Engine(Learner):
             square *= shards_of(self.spec.layout) / dist.get_world_size()
         return math.sqrt(float(square))
 
-    def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:
-        """Full weights by Hugging Face name on `senders`, empty lists on other ranks; a collective.
+    def _saved(self, folder: Path) -> Mapping[str, Any]:
+        save_shards(self._tensors(), checkpoint_id=folder / SHARDS)
+        return {}
 
-        In the precision of the forward passes, to which shards are rounded before they are gathered.
-        """
-        here = dist.get_rank() in senders
-        if self.spec.lora_rank is not None:
-            return self.model.stored.of(lora.merged(self.model, bucket_bytes, here=here))
-        dtype = heads.DTYPES[self.spec.precision]
-        named = heads.named_tensors(self.model)
-        return self.model.stored.of(weights.buckets(named, bucket_bytes, here=here, dtype=dtype))
+    def _put_back(self, folder: Path, others: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> None:
+        reader = FileSystemReader(folder / SHARDS)
+        self._make_states(set(reader.read_metadata().state_dict_metadata))
+        load_shards(self._tensors(), storage_reader=reader)
 
-    def save(self, folder: Path, background: LaterWrites | None = None) -> None:
-        """Shards as torch's distributed checkpoint, a file a rank, and a safetensors copy; a collective."""
-        assert background is None, "refused by name (executor/refusals.py)"
-        checkpoints.save(self, folder)
+    def _tensors(self) -> dict[str, Any]:
+        """Weights and optimizer states by name, as they lie in memory: loading fills them."""
+        named: dict[str, Any] = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
+        states: dict[Tensor, Any] = {} if self.optimizer is None else dict(self.optimizer.state)
+        for name, parameter in self.model.named_parameters():
+            for key, value in states.get(parameter, {}).items():
+                named[f"optimizer.{key}.{name}"] = value
+        return named
 
-    def load(self, folder: Path) -> None:
-        """Undo `save`."""
-        checkpoints.load(self, folder)
+    def _make_states(self, stored: set[str]) -> None:
+        """Optimizer states that a step would make, for those that are stored; none where there are none."""
+        if self.optimizer is None:
+            return
+        self.optimizer.state.clear()
+        fused = self.optimizer.defaults["fused"]
+        for name, parameter in self.model.named_parameters():
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if f"optimizer.{key}.{name}" not in stored:
+                    continue
+                empty = torch.zeros_like(parameter).detach()
+                counter = torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
+                self.optimizer.state[parameter][key] = counter if key == "step" else empty
 
     def _movable(self, *, weights: bool) -> Iterator[Tensor]:
         if weights:
@@ -113,8 +132,6 @@ class Fsdp2Engine(Learner):
 
     def close(self) -> None:
         """Free everything."""
-        self._forget()
-        self.optimizer = None
-        self.trained = []
-        del self.root, self.module, self.model
-        trim()
+        self.optimizer, self.trained = None, []
+        del self.root
+        super().close()
