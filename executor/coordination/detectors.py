@@ -115,7 +115,7 @@ def exploding(history: History, plan: Expected) -> str | None:
     }
     for name, floor in watched.items():
         now, before = _split(np.abs(_series(history, name)), 2, USUAL_STEPS)
-        usual = float(np.median(before)) if len(before) >= 8 else math.inf
+        usual = _usual(before)
         if len(now) and now.min() > max(EXPLOSION * usual, floor):
             return f"|{name}| is {now[-1]:.3g}, usual was {usual:.3g}"
     return None
@@ -124,7 +124,7 @@ def exploding(history: History, plan: Expected) -> str | None:
 def kl_blow_up(history: History, plan: Expected) -> str | None:
     """The policy leaves the reference."""
     now, before = _split(_series(history, "kl/mean"), 2, USUAL_STEPS)
-    usual = float(np.median(before)) if len(before) >= 8 else math.inf
+    usual = _usual(before)
     if not len(now) or now.min() <= min(KL, max(KL_FLOOR, EXPLOSION * usual)):
         return None
     return f"kl/mean is {now[-1]:.3g} nats a token"
@@ -208,7 +208,7 @@ def mismatch(history: History, plan: Expected) -> str | None:
     if len(now) and now[0] > MISMATCH:
         return f"mean |log-prob of rollout - log-prob of training| is {now[0]:.3g}, limit {MISMATCH:g}"
     stale, before = _split(_series(history, "staleness/mean_abs_dlogp"), 2, USUAL_STEPS)
-    usual = float(np.median(before)) if len(before) >= 8 else math.inf
+    usual = _usual(before)
     if len(now) or not len(stale) or stale.min() <= max(MISMATCH, LEAP * usual):
         return None
     gap = "mean |log-prob of rollout - log-prob of training|, the rollout's weights older,"
@@ -373,6 +373,11 @@ def _last(history: History, name: str, steps: int) -> Array:
     rows = history[-steps:]
     complete = len(rows) == steps and all(name in row for row in rows)
     return _series(rows if complete else (), name)
+
+
+def _usual(before: Array) -> float:
+    """The median; no limit where there are too few values."""
+    return float(np.median(before)) if len(before) >= 8 else math.inf
 
 
 def _split(series: Array, now: int, usual: int) -> tuple[Array, Array]:

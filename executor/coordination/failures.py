@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +54,13 @@ class PartFailed(Exception):
     def __str__(self) -> str:
         doing = f" in {self.call}" if self.call else ""
         return f"{self.part} {self.cause}{doing}: {self.detail}"
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what caused it, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def collect(refs: Sequence[Any], parts: Sequence[str], what: str, limit_s: float) -> list[Any]:

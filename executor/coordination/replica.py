@@ -21,6 +21,7 @@ from executor.coordination.worker import ProcessIdentity, TracedProcess, uncolle
 from executor.engines.fake import FakeRollout
 from executor.engines.memory import Reading
 from executor.engines.protocols import Link, RolloutEngine, RolloutSpec
+from executor.engines.training import check_device
 from executor.environments.conversations import Conversations
 from executor.environments.process import EnvironmentProcess
 from executor.samples import Completion, GenerationRequest
@@ -70,7 +71,6 @@ class ReplicaFollower(TracedProcess):
         """Start the workers, which wait for those of the leader."""
         if self._fakes is not None:
             return
-        from executor.engines.training import check_device
         from executor.engines.vllm import start
 
         check_device(gpu=self._gpu)
@@ -132,7 +132,6 @@ class Replica(TracedProcess):
             self._engine = FakeRollout(self._fakes, self._device, self._pool)
             self._converse(spec, ByteText())
             return
-        from executor.engines.training import check_device
         from executor.engines.vllm.engine import VllmEngine
 
         check_device(gpu=self._gpu)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from executor.coordination.cluster import Reservation
 from executor.coordination.failures import collect
 from executor.coordination.replica import Replica, ReplicaFollower, ReplicaIdentity
 from executor.coordination.tracing import Reply
-from executor.coordination.worker_group import process_of
-from executor.engines.fake import Fakes
+from executor.coordination.worker_group import Site
 from executor.engines.protocols import EngineNode, RolloutSpec
-from executor.ranks import Place, by_node, replica_places
+from executor.ranks import by_node, replica_places
 from rlhfsim.plan import Plan
 
 Record = Callable[[str, Reply], None]
@@ -120,27 +117,17 @@ class ReplicaPool:
             ray.kill(actor)
 
 
-def spawn(
-    plan: Plan,
-    reservation: Reservation,
-    share: float,
-    environment: Mapping[str, str],
-    scratch: Path,
-    fakes: Fakes | None,
-    record: Record,
-    name: str = "rollout replica",
-) -> ReplicaPool:
+def spawn(plan: Plan, site: Site, record: Record, name: str = "rollout replica") -> ReplicaPool:
     """Start the processes of every replica of the plan; `build` gives them engines."""
     role = plan.placement.rollout
     assert role is not None, "the plan has no rollout role"
     replicas = [
         [
-            _start(Replica if node == 0 else ReplicaFollower, here, reservation, share, environment).remote(
+            site.actor(ReplicaFollower if node else Replica, here, max_concurrency=THREADS).remote(
                 ReplicaIdentity(
                     name=f"{name.removeprefix('rollout ')} {index}",
-                    slots=reservation.slots(here[0], environment),
                     # the leader tells the memory of all
-                    **process_of(role.pool, places if node == 0 else here, reservation, scratch, fakes),
+                    **site.identity(role.pool, here if node else places),
                 )
             )
             for node, here in enumerate(by_node(places))
@@ -154,16 +141,4 @@ def spawn(
         receivers_each=role.layout.replica_gpus,
         record=record,
         name=name,
-    )
-
-
-def _start(
-    kind: type, here: Sequence[Place], reservation: Reservation, share: float, environment: Mapping[str, str]
-) -> Any:
-    """The actor class of a process that uses these GPUs of a node."""
-    return ray.remote(kind).options(
-        max_restarts=0,
-        max_concurrency=THREADS,
-        runtime_env={"env_vars": {**environment, **reservation.devices(here)}},
-        **reservation.options(here[0], share),
     )

@@ -100,7 +100,7 @@ class WeightRoute:
         Raises:
             PartFailed: an end failed, or the two checksums differ.
         """
-        tags = Tags(name=self._call, kind=self._call.rpartition(".")[2], step=step, version=version)
+        tags = Tags(name=self._call, step=step, version=version)
         if rollout is None:  # the weights become a model folder, which stays until the next one has read it
             self.open(None)
         pool = ThreadPoolExecutor(max_workers=2)

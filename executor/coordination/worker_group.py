@@ -51,69 +51,51 @@ class WorkerGroup:
         return collect(refs, self.parts, what or f"{self.spec.name} {method}", limit_s)
 
 
-def spawn(
-    spec: GroupSpec,
-    reservation: Reservation,
-    share: float,
-    environment: Mapping[str, str],
-    scratch: Path,
-    fakes: Fakes | None,
-) -> WorkerGroup:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where and how the processes of a run are started."""
+
+    reservation: Reservation
+    environment: Mapping[str, str]
+    scratch: Path
+    fakes: Fakes | None = None
+
+    def actor(self, kind: type, places: Sequence[Place], **options: Any) -> Any:
+        """The actor class of a process that uses these GPUs of a node."""
+        variables = {**self.environment, **self.reservation.devices(places)}
+        where = self.reservation.options(places[0], 1 / TENANTS)
+        return ray.remote(kind).options(
+            max_restarts=0, runtime_env={"env_vars": variables}, **where, **options
+        )
+
+    def identity(self, pool: str, places: Sequence[Place]) -> dict[str, Any]:
+        """Fields of a `ProcessIdentity` that tells of these places."""
+        on_gpu = self.reservation.resource == GPU
+        counted = self.fakes is not None or on_gpu
+        return {
+            "pool": pool,
+            "gpus": tuple(f"gpu {node}.{gpu}" for node, gpu in places) if counted else (),
+            "gpu": on_gpu,
+            "slots": self.reservation.slots(places[0], self.environment),
+            "fakes": self.fakes,
+            "scratch": str(self.scratch / "gpus"),
+        }
+
+
+def spawn(spec: GroupSpec, site: Site) -> WorkerGroup:
     """Start the processes of a group; `join` makes them a group."""
-    actor_class = ray.remote(Worker)
     actors = [
-        actor_class.options(
-            name=None,
-            max_restarts=0,
-            runtime_env={
-                "env_vars": {
-                    **environment,
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(len(spec.places)),
-                    "LOCAL_RANK": "0",
-                    "LOCAL_SIZE": "1",
-                }
-            },
-            **reservation.options(place, share),
-        ).remote(
+        site.actor(Worker, (place,)).remote(
             WorkerIdentity(
                 rank=rank,
                 ranks=len(spec.places),
                 neighbours=sum(other[0] == place[0] for other in spec.places),
-                slots=reservation.slots(place, environment),
-                **process_of(spec.pool, (place,), reservation, scratch, fakes),
+                **site.identity(spec.pool, (place,)),
             )
         )
         for rank, place in enumerate(spec.places)
     ]
     return WorkerGroup(spec=spec, actors=actors)
-
-
-def spawn_all(
-    specs: Sequence[GroupSpec],
-    reservation: Reservation,
-    environment: Mapping[str, str],
-    scratch: Path,
-    fakes: Fakes | None,
-) -> dict[str, WorkerGroup]:
-    """The groups by role."""
-    groups = [spawn(spec, reservation, 1 / TENANTS, environment, scratch, fakes) for spec in specs]
-    return {role: group for group in groups for role in group.spec.roles}
-
-
-def process_of(
-    pool: str, places: Sequence[Place], reservation: Reservation, scratch: Path, fakes: Fakes | None
-) -> dict[str, Any]:
-    """Fields of a `ProcessIdentity` on these places."""
-    counted = fakes is not None or reservation.resource == GPU
-    gpus = tuple(f"gpu {node}.{gpu}" for node, gpu in places) if counted else ()
-    return {
-        "pool": pool,
-        "gpus": gpus,
-        "gpu": reservation.resource == GPU,
-        "fakes": fakes,
-        "scratch": str(scratch / "gpus"),
-    }
 
 
 def join(group: WorkerGroup, limit_s: float, collective_s: float) -> None:

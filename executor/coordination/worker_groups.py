@@ -31,9 +31,9 @@ from executor.coordination.router import RequestRouter
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
 from executor.coordination.watch import Watch
 from executor.coordination.worker import LOOPBACK
-from executor.coordination.worker_group import WorkerGroup, clock_of, join, spawn_all
+from executor.coordination.worker_group import Site, WorkerGroup, clock_of, join, spawn
 from executor.engines import mesh
-from executor.ranks import TENANTS, group_specs, lent
+from executor.ranks import group_specs, lent
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
 from executor.rewards.ahead import RuleRewards
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
@@ -59,9 +59,10 @@ class WorkerGroups:
         self.recorder = recorder
         self.version = 0
         """Weight version of the policy; the rollout's after the latest sync."""
-        self._reservation = reservation
         self._scratch = scratch
-        self._environment = environment(job)
+        self._site = Site(
+            reservation=reservation, environment=environment(job), scratch=scratch, fakes=job.fakes
+        )
         self._served = served_by(job.plan)
         self._limits = job.limits
         self._pools = {pool.name: threading.RLock() for pool in job.plan.placement.pools}
@@ -86,8 +87,8 @@ class WorkerGroups:
         Raises:
             PartFailed: one did not come up.
         """
-        specs = group_specs(self.job.plan, self._served)
-        self._groups = spawn_all(specs, self._reservation, self._environment, self._scratch, self.job.fakes)
+        groups = [spawn(spec, self._site) for spec in group_specs(self.job.plan, self._served)]
+        self._groups = {role: group for group in groups for role in group.spec.roles}
         if self.job.plan.workload.generates:
             self._spawn_rollout()
         if self.job.plan.placement.schedule.lend:
@@ -174,14 +175,7 @@ class WorkerGroups:
     def _replicas(self, job: Job, **named: str) -> ReplicaPool:
         """The processes of all replicas of a plan."""
         pool = rollout.spawn(
-            job.plan,
-            self._reservation,
-            1 / TENANTS,
-            self._environment,
-            self._scratch,
-            job.fakes,
-            lambda part, reply: self._add(part, reply, SAME_CLOCK),
-            **named,
+            job.plan, self._site, lambda part, reply: self._add(part, reply, SAME_CLOCK), **named
         )
         if self._stopped:
             pool.kill()
@@ -284,7 +278,7 @@ class WorkerGroups:
         self, pool: ReplicaPool, method: str, *arguments: Any, span: str = "", step: int = 0
     ) -> Readings:
         """One move of a rollout engine's memory, on every replica; what each then holds."""
-        tags = (self._tags(span, span.rpartition(".")[2], step),) if span else ()
+        tags = (self._tags(span, step),) if span else ()
         pool.call(method, *arguments, *tags, limit_s=self._limits.call(span))
         return pool.readings
 
@@ -340,7 +334,7 @@ class WorkerGroups:
         layout = self._layout(role)
         shares = balanced(samples, layout.dp)
         parts = [[samples[i] for i in share] for share in shares]
-        tags = self._tags(call.name, call.kind, step)
+        tags = self._tags(call.name, step)
         with self._pools[self._groups[role].spec.pool], self._residency.present(role, call.name, step):
             replies = self._scattered("forward", parts, role, method, tags=tags)
         results: list[Any] = [None] * len(samples)
@@ -362,7 +356,7 @@ class WorkerGroups:
             seed=(self.job.settings.seed, step + 1),
             pairs=workload.paired,
         )
-        tags = self._tags(f"{role}.train", "train", step)
+        tags = self._tags(f"{role}.train", step)
         self._rest_after_streaming(step)
         pool = self._pools[self._groups[role].spec.pool]
         with pool, self._residency.present(role, tags.name, step, states=True):
@@ -392,8 +386,8 @@ class WorkerGroups:
         self._record(group, replies)
         return replies
 
-    def _tags(self, name: str, kind: str, step: int) -> Tags:
-        return Tags(name=name, kind=kind, step=step, version=self.version)
+    def _tags(self, name: str, step: int) -> Tags:
+        return Tags(name=name, step=step, version=self.version)
 
     def sync(self, step: int) -> Transfer:
         """New weights to every replica; version + 1. Both ends must report one checksum."""
@@ -464,7 +458,7 @@ class WorkerGroups:
     def _move(self, method: str, role: str, how: str, folder: str | None, span: str, step: int) -> None:
         """One role in or out, on every rank."""
         places = (folder,) if method == "unload" else ()
-        tags, limit = self._tags(span, method, step), self._limits.call(span)
+        tags, limit = self._tags(span, step), self._limits.call(span)
         self._call(self._groups[role], method, role, how, *places, tags, limit_s=limit)
 
     def _record(self, group: WorkerGroup, replies: Sequence[Reply]) -> None:

