@@ -151,13 +151,17 @@ def died(part: str, error: RayActorError, what: str = "") -> PartFailed:
     return PartFailed(part, "died", process, what)
 
 
-def last_words(pid: int) -> str:
-    """Why a process of this node ended, by its standard error; empty: not known."""
+def session_logs() -> Path | None:
+    """Where the processes of a cluster that was started here write."""
     from ray._private.worker import _global_node
 
-    if _global_node is None:
-        return ""
-    for path in Path(_global_node.get_logs_dir_path()).glob(f"worker-*-{pid}.err"):
+    return None if _global_node is None else Path(_global_node.get_logs_dir_path())
+
+
+def last_words(pid: int) -> str:
+    """Why a process of this node ended, by its standard error; empty: not known."""
+    logs = session_logs()
+    for path in logs.glob(f"worker-*-{pid}.err") if logs is not None else ():
         with suppress(OSError):
             lines = path.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].splitlines()
             return next((line.strip()[:300] for line in reversed(lines) if _CAUSE.search(line)), "")

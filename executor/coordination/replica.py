@@ -64,7 +64,6 @@ class ReplicaFollower(TracedProcess):
 
     def __init__(self, identity: ReplicaIdentity) -> None:
         super().__init__(identity, identity.name)
-        self._gpu, self._fakes = identity.gpu, identity.fakes
         self._workers: Any = None
 
     def build(self, spec: RolloutSpec) -> None:
@@ -73,11 +72,10 @@ class ReplicaFollower(TracedProcess):
             return
         from executor.engines.vllm import start
 
-        check_device(gpu=self._gpu)
-        device = start.current_device()
-        start.refuse(spec, device)
-        start.apply(start.environment(device))
-        self._workers = start.follow(spec, device, lambda: None if self._workers is None else os._exit(1))
+        check_device(gpu=self._on_gpu)
+        self._workers = start.follow(
+            spec, start.ready(spec), lambda: None if self._workers is None else os._exit(1)
+        )
 
     def close(self) -> None:
         """End the workers, after the leader."""
@@ -91,8 +89,6 @@ class Replica(TracedProcess):
 
     def __init__(self, identity: ReplicaIdentity) -> None:
         super().__init__(identity, identity.name)
-        self._gpu = identity.gpu
-        self._fakes, self._device = identity.fakes, identity.fake_device()
         self._engine: RolloutEngine | None = None
         self._conversations: Conversations | None = None
         """What the engine and its environments work on."""
@@ -134,7 +130,7 @@ class Replica(TracedProcess):
             return
         from executor.engines.vllm.engine import VllmEngine
 
-        check_device(gpu=self._gpu)
+        check_device(gpu=self._on_gpu)
 
         with uncollected():
             self._engine = VllmEngine(spec)

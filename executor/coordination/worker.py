@@ -66,7 +66,7 @@ class TracedProcess:
         if where.slots is not None:  # before torch is imported; Ray has set 1
             os.environ[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // where.slots))
         self._pool = where.pool
-        self._on_gpu = where.gpu
+        self._on_gpu, self._fakes, self._device = where.gpu, where.fakes, where.fake_device()
         self._group = group
         self._gpus = where.gpus or (group,)
         self._tracer = Tracer()
@@ -122,8 +122,6 @@ class Worker(TracedProcess):
     def __init__(self, identity: WorkerIdentity) -> None:
         super().__init__(identity, f"rank {identity.rank}")
         self._identity = identity
-        self._fakes = identity.fakes
-        self._device = identity.fake_device()
         self._meter: Meter | FakeDevice = Meter() if self._fakes is None else self._device
         self._began = time.time()
         self._store: Any = None
@@ -150,7 +148,7 @@ class Worker(TracedProcess):
         """Import what these engines are built with, while other processes start; `build` says what fails."""
         if self._fakes is None:
             with uncollected(), suppress(Exception):
-                training.check_device(gpu=self._identity.gpu)  # DeepSpeed asks for it when it is imported
+                training.check_device(gpu=self._on_gpu)  # DeepSpeed asks for it when it is imported
                 for spec in specs:
                     training.engine_class(spec)
 

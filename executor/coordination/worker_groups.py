@@ -67,7 +67,10 @@ class WorkerGroups:
         self._limits = job.limits
         self._pools = {pool.name: threading.RLock() for pool in job.plan.placement.pools}
         self._offsets: dict[str, ClockOffset] = {}
+        self._all: Sequence[WorkerGroup] = ()
+        """Each group once."""
         self._groups: dict[str, WorkerGroup] = {}
+        """By role."""
         self._residency = Residency(job, scratch, self._move)
         self._engine = EngineMemory(job, self._move_rollout, self._resend)
         self.rollout: ReplicaPool | None = None
@@ -87,8 +90,8 @@ class WorkerGroups:
         Raises:
             PartFailed: one did not come up.
         """
-        groups = [spawn(spec, self._site) for spec in group_specs(self.job.plan, self._served)]
-        self._groups = {role: group for group in groups for role in group.spec.roles}
+        self._all = [spawn(spec, self._site) for spec in group_specs(self.job.plan, self._served)]
+        self._groups = {role: group for group in self._all for role in group.spec.roles}
         if self.job.plan.workload.generates:
             self._spawn_rollout()
         if self.job.plan.placement.schedule.lend:
@@ -109,7 +112,7 @@ class WorkerGroups:
     def _prepare(self) -> None:
         """All processes import their libraries at once; nobody waits for it."""
         specs = engine_specs(self.job).values()
-        for group in {id(g): g for g in self._groups.values()}.values():
+        for group in self._all:
             own = [spec for spec in specs if spec.role in group.spec.roles]
             for actor in group.actors:
                 actor.prepare.remote(own)
@@ -125,9 +128,7 @@ class WorkerGroups:
     def _actors(self) -> dict[str, Any]:
         """Every living process by part name."""
         actors = {
-            part: actor
-            for group in self._groups.values()
-            for part, actor in zip(group.parts, group.actors, strict=True)
+            part: actor for group in self._all for part, actor in zip(group.parts, group.actors, strict=True)
         }
         for pool in self._replica_pools:
             actors |= {} if pool.ending else pool.processes
@@ -147,8 +148,9 @@ class WorkerGroups:
         self.route.open(self.rollout)
 
     def _start_pool(self, pool: str) -> None:
-        for group in {id(g): g for g in self._groups.values() if g.spec.pool == pool}.values():
-            self._start_group(group)
+        for group in self._all:
+            if group.spec.pool == pool:
+                self._start_group(group)
         if self.rollout is not None and self.rollout.pool == pool:
             self._build_rollout()
         if self._lending is not None and self._lending.pool.pool == pool:
@@ -209,7 +211,7 @@ class WorkerGroups:
         """End every process at once: ranks that hang in a collective with a dead one never return."""
         self._stopped = True
         with contextlib.suppress(Exception):
-            for group in self._groups.values():
+            for group in self._all:
                 for actor in group.actors:
                     ray.kill(actor)
             for pool in self._replica_pools:
@@ -234,7 +236,7 @@ class WorkerGroups:
             with contextlib.suppress(Exception):
                 for pool in self._replica_pools:
                     pool.close()
-                actors = [a for group in self._groups.values() for a in group.actors]
+                actors = [a for group in self._all for a in group.actors]
                 ray.wait([a.close.remote() for a in actors], num_returns=len(actors), timeout=10)
         self.stop()
         if self.route is not None:
@@ -421,8 +423,8 @@ class WorkerGroups:
 
     def written(self) -> bool:
         """Whether all that `save` left to the background is on disk; PartFailed where a rank could not."""
-        groups = {id(self._groups[role]): self._groups[role] for role in TRAINED if role in self._groups}
-        each = [group.call("written", limit_s=self._limits.longest_call) for group in groups.values()]
+        trained = [group for group in self._all if any(role in TRAINED for role in group.spec.roles)]
+        each = [group.call("written", limit_s=self._limits.longest_call) for group in trained]
         return all(all(replies) for replies in each)
 
     def restore(self, folder: Path) -> None:

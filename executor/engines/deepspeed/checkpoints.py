@@ -126,7 +126,10 @@ def _flat(parts: Sequence[State], master: Tensor) -> State:
         whole = isinstance(values[0], Tensor) and values[0].shape == parts[0]["master"].shape
         return _span(values, start, start + master.numel()) if whole else values[0]
 
-    return _mapped(parts, mine)
+    return {
+        "master": mine([part["master"] for part in parts]),
+        "states": {key: mine([part["states"][key] for part in parts]) for key in parts[0]["states"]},
+    }
 
 
 def _of_stage_3(engine: Any, states: Sequence[State], masters: Sequence[Tensor]) -> State:
@@ -137,8 +140,8 @@ def _of_stage_3(engine: Any, states: Sequence[State], masters: Sequence[Tensor])
     module = dict(states[0]["module"])
     for parameter in engine.module.parameters():
         name, size = named[id(parameter)], parameter.ds_tensor.numel()
-        pieces = [state["module"][name] for state in states]
-        found = _span([_cut(pieces, 0, parameter.ds_numel)], rank * size, (rank + 1) * size)
+        pieces = [state["module"][name].reshape(-1) for state in states]
+        found = _span([_span(pieces, 0, parameter.ds_numel)], rank * size, (rank + 1) * size)
         module[name] = found.view(parameter.ds_tensor.shape)
 
     def of_all(values: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -147,7 +150,7 @@ def _of_stage_3(engine: Any, states: Sequence[State], masters: Sequence[Tensor])
         for parameter in trained:
             size, before = parameter.ds_tensor.numel(), -(-parameter.ds_numel // old)
             pieces = [_span(vectors, start, start + before) for vectors in values]
-            whole = _cut(pieces, 0, parameter.ds_numel)
+            whole = _span(pieces, 0, parameter.ds_numel)
             parts.append(_span([whole], rank * size, (rank + 1) * size))
             start += before
         return torch.cat(parts)
@@ -164,19 +167,6 @@ def _of_stage_3(engine: Any, states: Sequence[State], masters: Sequence[Tensor])
         optimizer.append({"master": mine.pop("master"), "states": first["states"] | mine})
         start += master.numel()
     return {"module": module, "optimizer": optimizer}
-
-
-def _mapped(parts: Sequence[State], of: Any) -> State:
-    """Masters and states of one tensor of the optimizer, each put together by `of`."""
-    keys = parts[0]["states"]
-    return {
-        "master": of([part["master"] for part in parts]),
-        "states": {key: of([part["states"][key] for part in parts]) for key in keys},
-    }
-
-
-def _cut(pieces: Sequence[Tensor], start: int, end: int) -> Tensor:
-    return _span([piece.reshape(-1) for piece in pieces], start, end)
 
 
 def _span(parts: Sequence[Tensor], start: int, end: int) -> Tensor:

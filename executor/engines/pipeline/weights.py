@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from executor.engines.pipeline.layers import Weight
-from executor.engines.pipeline.shards import gathered
 from executor.engines.transformers.heads import HEAD_NAMES
 from executor.engines.transformers.shards import ModelFiles
-from executor.engines.weights import grouped
-from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
 
@@ -81,43 +76,7 @@ def _whole(weight: Weight) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def to_senders(
-    entries: Sequence[CatalogueEntry],
-    weights: Sequence[Weight],
-    bucket_bytes: int,
-    *,
-    senders: Collection[int],
-    owner: int,
-    group: Any,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Iterator[list[Named]]:
-    """Buckets of at most `bucket_bytes` (a larger tensor has its own) on `senders`, empty ones elsewhere.
-
-    A collective over all ranks.
-
-    `weights`: what this rank can give, [] in replicas after the first; `owner`: the rank that sends for its
-    stage; `group`: ranks over which its tensors are cut.
-    """
-    rank = dist.get_rank()
-    held = {weight.name: weight for weight in weights}
-    sizes = ((entry, dtype.itemsize * torch.Size(entry.shape).numel()) for entry in entries)
-    for bucket in grouped(sizes, bucket_bytes):
-        received = []
-        for entry in bucket:
-            whole = None
-            if entry.owner == owner and entry.name in held:
-                whole = gathered(held[entry.name].parameter, held[entry.name].cut, group)
-            if rank != entry.owner and (rank in senders or len(senders) > 1):
-                whole = torch.empty(entry.shape, dtype=dtype, device=device)
-            if whole is not None:
-                _pass(whole, entry.owner, rank, senders)
-            if whole is not None and rank in senders:
-                received.append((entry.name, whole))
-        yield received
-
-
-def _pass(whole: Tensor, owner: int, rank: int, senders: Collection[int]) -> None:
+def pass_on(whole: Tensor, owner: int, rank: int, senders: Collection[int]) -> None:
     """Fill `whole` on every sender from its owner; to several of them as a broadcast over all ranks."""
     if len(senders) > 1:
         dist.broadcast(whole, src=owner)

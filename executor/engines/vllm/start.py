@@ -67,6 +67,14 @@ def current_device() -> Device:
     return "cuda" if device.available() else "cpu"
 
 
+def ready(spec: RolloutSpec) -> Device:
+    """What the engine will run on, once what cannot be run is refused and its environment is set."""
+    device = current_device()
+    refuse(spec, device)
+    apply(environment(device))
+    return device
+
+
 def refuse(spec: RolloutSpec, device: Device) -> None:
     """Say no to what cannot be run, by name."""
     if spec.quantised and device == "cpu":
