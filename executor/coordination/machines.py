@@ -107,20 +107,21 @@ def _node(address: str, look: Any, missed: Any) -> NodeChecks:
 def _network(missed: Any) -> Check:
     remedy = "open all ports between the nodes of the cluster (firewall, security group, NetworkPolicy)"
     if isinstance(missed, Exception):
-        return judged("network", False, "the others were not reached in time", remedy)
-    if missed:
-        return judged(
-            "network", False, f"no connection to {', '.join(f'{h}:{p}' for h, p in missed)}", remedy
-        )
-    return judged("network", True, "every node connects", "")
+        found = "the others were not reached in time"
+    elif missed:
+        found = f"no connection to {', '.join(f'{h}:{p}' for h, p in missed)}"
+    else:
+        found = "every node connects"
+    return judged("network", missed == [], found, remedy)
 
 
 def _room(plan: Plan | None, slots: Sequence[int]) -> list[NodeChecks]:
     """Whether the nodes together hold the plan; nothing without one."""
     if plan is None:
         return []
+    found = judged("nodes", True, ranks.listed(slots), "")
     try:
         ranks.check_room(plan, slots)
     except RlhfsimError as error:
-        return [NodeChecks(node="cluster", checks=(judged("nodes", False, error.message, error.help or ""),))]
-    return [NodeChecks(node="cluster", checks=(judged("nodes", True, ranks.listed(slots), ""),))]
+        found = judged("nodes", False, error.message, error.help or "")
+    return [NodeChecks(node="cluster", checks=(found,))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -19,15 +20,15 @@ Move = Callable[[Literal["load", "unload"], str, str, str | None, str, int], Non
 meanwhile (None: in host memory), name of the span, step."""
 
 
+@dataclass
 class Residency:
     """Knows where each role is; `move` carries it."""
 
-    def __init__(self, job: Job, scratch: Path, move: Move) -> None:
-        self._job = job
-        self._scratch = scratch
-        self._move = move
-        self._away: dict[str, str] = {}
-        """Role that is out of memory -> how."""
+    job: Job
+    scratch: Path
+    move: Move
+    _away: dict[str, str] = field(default_factory=dict)
+    """Role that is out of memory -> how."""
 
     @contextlib.contextmanager
     def present(self, role: str, call: str, step: int, *, states: bool = False) -> Iterator[None]:
@@ -50,12 +51,12 @@ class Residency:
 
     def _resting_place(self, role: str) -> str | None:
         """None: it stays in memory."""
-        placed = self._job.plan.placement.trainers[role]
+        placed = self.job.plan.placement.trainers[role]
         if placed.residency != "resident":
             return placed.residency
         return OPTIMIZER if placed.offload_between else None
 
     def _carry(self, method: Literal["load", "unload"], role: str, how: str, call: str, step: int) -> None:
-        to_disk = how == "recreated" or not self._job.gpu  # on a CPU only files give memory back
-        folder = str(self._scratch / f"away-{role}") if to_disk else None
-        self._move(method, role, how, folder, f"{call}.{method}", step)
+        to_disk = how == "recreated" or not self.job.gpu  # on a CPU only files give memory back
+        folder = str(self.scratch / f"away-{role}") if to_disk else None
+        self.move(method, role, how, folder, f"{call}.{method}", step)

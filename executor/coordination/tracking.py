@@ -14,6 +14,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import compress
 from pathlib import Path
@@ -205,17 +206,18 @@ def check_libraries(tracking: Tracking) -> None:
         _library(module)
 
 
+@dataclass
 class Trackers:
     """metrics.jsonl and what settings ask for beside it; a service that fails is said once and left out."""
 
-    def __init__(self, file: MetricsFile, others: Sequence[Sink] = ()) -> None:
-        """`file` must work; `others` may fail."""
-        self._file = file
-        self._others = list(others)
+    file: MetricsFile
+    """It must work."""
+    others: list[Sink]
+    """They may fail."""
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """Write the row of a step (from 0) everywhere; others than the file count iterations done."""
-        self._file.log(step, row)
+        self.file.log(step, row)
         self._each(lambda sink: sink.log(step + 1, row))
 
     def show(self, done: int, lines: Sequence[Line]) -> None:
@@ -224,16 +226,16 @@ class Trackers:
 
     def close(self) -> None:
         """Close all."""
-        self._file.close()
+        self.file.close()
         self._each(lambda sink: sink.close())
 
     def _each(self, act: Callable[[Sink], None]) -> None:
-        for sink in tuple(self._others):
+        for sink in tuple(self.others):
             try:
                 act(sink)
             except Exception as error:  # network, quota, login: none of it is worth a training run
                 logger.warning("%s failed and gets no more metrics: %s", sink.name, error)
-                self._others.remove(sink)
+                self.others.remove(sink)
                 with contextlib.suppress(Exception):
                     sink.close()
 

@@ -20,7 +20,6 @@ from ray.exceptions import RayError
 
 from executor.algorithms.iteration import results_of
 from executor.coordination import lending, others, rollout, weights
-from executor.coordination.batching import balanced, optimizer_steps
 from executor.coordination.cluster import Reservation
 from executor.coordination.engine_memory import EngineMemory
 from executor.coordination.failures import PartFailed, collect
@@ -33,6 +32,7 @@ from executor.coordination.watch import Watch
 from executor.coordination.worker import LOOPBACK
 from executor.coordination.worker_group import Site, WorkerGroup, clock_of, join, spawn
 from executor.engines import mesh
+from executor.engines.balance import balanced, optimizer_steps
 from executor.ranks import group_specs, lent
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
 from executor.rewards.ahead import RuleRewards

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from executor.engines.protocols import ChannelSpec, EngineSpec, ScoringEngine, TrainingEngine
 from executor.engines.teachers import Teachers
-from executor.machine.nvidia import LEAST_DRIVER
+from executor.machine.facts import LEAST_DRIVER
 from executor.sockets import listener
 from rlhfsim.errors import RlhfsimError
 

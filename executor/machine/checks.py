@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from executor.machine.facts import ABSENT, SHARED, Facts
-from executor.machine.nvidia import LEAST_DRIVER, version
+from executor.machine.facts import ABSENT, LEAST_DRIVER, SHARED, Facts, version
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.profile_files import find_profile
 from rlhfsim.units import GIB

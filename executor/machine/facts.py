@@ -1,4 +1,7 @@
-"""Facts of this node: read from the kernel, from files and from three commands that have a time limit."""
+"""Facts of this node: read from the kernel, from files and from three commands that have a time limit.
+
+`nvidia-smi` tells of the driver, the GPUs and the links between them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import resource
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,14 +19,32 @@ from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
-from executor.machine.nvidia import QUERY, TOPOLOGY, Gpu, fewest_links, parse_query
 from rlhfsim.provenance import installed_version
-from rlhfsim.units import KIB
+from rlhfsim.units import KIB, MIB
 
 COMMAND_S = 6.0
 """Most that a command may take; without persistence mode nvidia-smi needs about a second a GPU."""
 SHARED = Path("/dev/shm")
 ABSENT, SILENT = "no nvidia-smi here", "nvidia-smi is here and does not answer"
+
+QUERY, TOPOLOGY = ("nvidia-smi", "-q", "-x"), ("nvidia-smi", "topo", "-m")
+LEAST_DRIVER: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+"""Oldest Linux driver by the major version of CUDA (NVIDIA, CUDA Compatibility: minor versions)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as the driver shows it."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: float
+    used_bytes: float
+    mig: bool
+    """It is cut into instances, between which neither NCCL nor CUDA IPC works."""
+    fabric: str
+    """State of its NVSwitch fabric: `Completed`, `In Progress`, or `N/A` where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,3 +214,50 @@ def _names(folder: Path) -> tuple[str, ...]:
 def _ports() -> int:
     first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     return int(last) - int(first) + 1
+
+
+def parse_query(text: str) -> tuple[str, tuple[Gpu, ...]]:
+    """Driver version and GPUs from the XML of `nvidia-smi -q -x`.
+
+    Raises:
+        ElementTree.ParseError: it is no such XML.
+    """
+    root = ElementTree.fromstring(text)
+    gpus = [
+        Gpu(
+            index=index,
+            name=gpu.findtext("product_name", "unknown"),
+            uuid=gpu.findtext("uuid", ""),
+            memory_bytes=_bytes(gpu.findtext("fb_memory_usage/total", "")),
+            used_bytes=_bytes(gpu.findtext("fb_memory_usage/used", "")),
+            mig=gpu.findtext("mig_mode/current_mig") == "Enabled",
+            fabric=gpu.findtext("fabric/state", "N/A"),
+        )
+        for index, gpu in enumerate(root.iter("gpu"))
+    ]
+    return root.findtext("driver_version", ""), tuple(gpus)
+
+
+def _bytes(text: str) -> float:
+    match = re.match(r"(\d+) MiB", text)
+    return float(match[1]) * MIB if match else 0.0
+
+
+def fewest_links(text: str) -> int | None:
+    """NVLinks between the two GPUs that have the fewest, from `nvidia-smi topo -m`; None: one GPU."""
+    rows = [re.sub(r"\x1b\[\d*m", "", line).split() for line in text.splitlines()]
+    head = next((row for row in rows if row[:1] == ["GPU0"] and row[1:2] != ["X"]), [])
+    count = sum(name.startswith("GPU") and name[3:].isdigit() for name in head)
+    links = [
+        int(cell[2:]) if re.fullmatch(r"NV\d+", cell) else 0
+        for row in rows
+        if row and row[0] in head[:count] and row is not head
+        for cell in row[1 : 1 + count]
+        if cell != "X"
+    ]
+    return min(links, default=None)
+
+
+def version(text: str) -> tuple[int, ...]:
+    """`580.65.06` as numbers that compare."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))

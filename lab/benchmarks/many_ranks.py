@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from executor.coordination.batching import balanced, optimizer_steps
+from executor.engines.balance import balanced, optimizer_steps
 from executor.coordination.tracing import RunRecorder, Tags
 from executor.coordination.worker import Worker, WorkerIdentity
 from executor.coordination.worker_group import GroupSpec, WorkerGroup
