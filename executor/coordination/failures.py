@@ -91,6 +91,18 @@ def collect(refs: Sequence[Any], parts: Sequence[str], what: str, limit_s: float
     return [results[ref] for ref in refs]
 
 
+def answers(refs: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """The value of each, or in its place the error of one that failed or is not done in time."""
+    ray.wait(list(refs.values()), num_returns=len(refs), timeout=limit_s)
+    found: dict[str, Any] = {}
+    for name, ref in refs.items():
+        try:
+            found[name] = ray.get(ref, timeout=0)
+        except (RayError, GetTimeoutError) as error:
+            found[name] = error
+    return found
+
+
 def _root(failure: PartFailed, pending: Sequence[Any], names: Mapping[Any, str], what: str) -> PartFailed:
     """The failure that made a rank lose its partner, where one of the others tells it soon; else this one."""
     if failure.cause != "raised" or not pending or not _ECHO.search(failure.detail):

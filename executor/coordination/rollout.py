@@ -64,23 +64,20 @@ class ReplicaPool:
         Raises:
             PartFailed: one did not come up.
         """
-        leaders = [i for i, followers in enumerate(self.followers) if followers]
-        refs = [self.actors[i].address.remote() for i in leaders]
-        addresses = collect(refs, [self.parts[i] for i in leaders], "rollout address", limit_s)
-        specs = [spec] * len(self.actors)
-        following = []
-        for i, (host, port) in zip(leaders, addresses, strict=True):
-            nodes = [
-                replace(
-                    spec, place=EngineNode(nodes=1 + len(self.followers[i]), node=node, host=host, port=port)
-                )
-                for node in range(1 + len(self.followers[i]))
-            ]
-            specs[i] = nodes[0]
-            following += [f.build.remote(n) for f, n in zip(self.followers[i], nodes[1:], strict=True)]
-        building = [a.build.remote(own) for a, own in zip(self.actors, specs, strict=True)]
-        others = [name for name in self.processes if name not in self.parts]
-        replies = collect([*building, *following], [*self.parts, *others], "rollout build", limit_s)
+        everyone = list(zip(self.parts, self.actors, self.followers, strict=True))
+        leaders = {part: actor for part, actor, followers in everyone if followers}
+        asked = [actor.address.remote() for actor in leaders.values()]
+        addresses = collect(asked, list(leaders), "rollout address", limit_s)
+        meeting = dict(zip(leaders, addresses, strict=True))
+        building: dict[str, Any] = {}
+        for part, actor, followers in everyone:
+            host, port = meeting.get(part, ("", 0))
+            for node, process in enumerate((actor, *followers)):
+                place = EngineNode(nodes=1 + len(followers), node=node, host=host, port=port)
+                name = f"{part} node {node}" if node else part
+                building[name] = process.build.remote(replace(spec, place=place))
+        names = list(self.processes)
+        replies = collect([building[name] for name in names], names, "rollout build", limit_s)
         for part, reply in zip(self.parts, replies, strict=False):
             self.record(part, reply)
 

@@ -89,7 +89,7 @@ def stop() -> None:
     """Leave the process group; engines must be closed before."""
     import torch.distributed
 
-    for module in ("executor.engines.deepspeed.process_groups", "executor.engines.fsdp2.build"):
+    for module in ("executor.engines.deepspeed.process_groups", "executor.engines.fsdp2.engine"):
         if module in sys.modules:
             sys.modules[module].forget()
     if torch.distributed.is_initialized():
