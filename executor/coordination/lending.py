@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from executor.coordination.engine_memory import EngineMemory
 from executor.coordination.replica import Returned
-from executor.coordination.rollout import ReplicaPool
 from executor.coordination.router import RequestRouter
 from executor.coordination.weights import WeightRoute
+from executor.coordination.worker_group import ReplicaPool
 from executor.resolve import Job
 
 WAKE = "actor.generate.load"

@@ -14,7 +14,7 @@ from typing import Any
 
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.replica import Returned
-from executor.coordination.rollout import ReplicaPool
+from executor.coordination.worker_group import ReplicaPool
 from executor.samples import Completion, GenerationRequest
 
 LONG_POLL_S = 2.0
@@ -105,8 +105,7 @@ class RequestRouter:
         """Unfinished requests of these parts, at most so many of each."""
         refs = [self._actors[part].give_back.remote(count) for part, count in most.items()]
         replies = collect(refs, list(most), "rollout give_back", limit_s)
-        for part, reply in zip(most, replies, strict=True):
-            self._record(part, reply)
+        self._record(list(most), replies)
         back: list[Returned] = [reply.value for reply in replies]
         return Returned([r for each in back for r in each.requests], sum(each.sampled for each in back))
 
@@ -136,8 +135,7 @@ class RequestRouter:
             return
         refs = [self._actors[part].poll.remote(n if all_of_them else 1, wait) for part, n in loads.items()]
         replies = collect(refs, list(loads), "rollout poll", wait + POLL_GRACE_S)
-        for part, reply in zip(loads, replies, strict=True):
-            self._record(part, reply)
+        self._record(list(loads), replies)
         with self._lock:
             completions = [completion for reply in replies for completion in reply.value]
             self._arrived(completions)

@@ -19,18 +19,25 @@ import ray
 from ray.exceptions import RayError
 
 from executor.algorithms.iteration import results_of
-from executor.coordination import lending, others, rollout, weights
+from executor.coordination import lending, others, weights
 from executor.coordination.cluster import Reservation
 from executor.coordination.engine_memory import EngineMemory
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.gpu_faults import Readings
 from executor.coordination.residency import Residency
-from executor.coordination.rollout import ReplicaPool
 from executor.coordination.router import RequestRouter
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
 from executor.coordination.watch import Watch
 from executor.coordination.worker import LOOPBACK
-from executor.coordination.worker_group import Site, WorkerGroup, clock_of, join, spawn
+from executor.coordination.worker_group import (
+    ReplicaPool,
+    Site,
+    WorkerGroup,
+    clock_of,
+    join,
+    spawn,
+    spawn_replicas,
+)
 from executor.engines import mesh
 from executor.engines.balance import balanced, optimizer_steps
 from executor.ranks import group_specs, lent
@@ -176,9 +183,7 @@ class WorkerGroups:
 
     def _replicas(self, job: Job, **named: str) -> ReplicaPool:
         """The processes of all replicas of a plan."""
-        pool = rollout.spawn(
-            job.plan, self._site, lambda part, reply: self._add(part, reply, SAME_CLOCK), **named
-        )
+        pool = spawn_replicas(job.plan, self._site, self._record, **named)
         if self._stopped:
             pool.kill()
         return pool
@@ -385,7 +390,7 @@ class WorkerGroups:
     def _call(self, group: WorkerGroup, method: str, *args: Any, **options: Any) -> list[Reply]:
         """A call on all ranks of a group, recorded."""
         replies = group.call(method, *args, **{"limit_s": self._limits.longest_call, **options})
-        self._record(group, replies)
+        self._record(group.parts, replies)
         return replies
 
     def _tags(self, name: str, step: int) -> Tags:
@@ -463,9 +468,7 @@ class WorkerGroups:
         tags, limit = self._tags(span, step), self._limits.call(span)
         self._call(self._groups[role], method, role, how, *places, tags, limit_s=limit)
 
-    def _record(self, group: WorkerGroup, replies: Sequence[Reply]) -> None:
-        for part, reply in zip(group.parts, replies, strict=True):
-            self._add(part, reply, self._offsets.get(part, SAME_CLOCK))
-
-    def _add(self, part: str, reply: Reply, clock: ClockOffset) -> None:
-        self.recorder.add(reply, clock, part, self.watch.homes.get(part, ""))
+    def _record(self, parts: Sequence[str], replies: Sequence[Reply]) -> None:
+        for part, reply in zip(parts, replies, strict=True):
+            clock = self._offsets.get(part, SAME_CLOCK)
+            self.recorder.add(reply, clock, part, self.watch.homes.get(part, ""))

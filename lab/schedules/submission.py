@@ -25,7 +25,6 @@ from executor.coordination import (
     lending,
     manifest,
     others,
-    rollout,
     router,
     saving,
     tracing,
@@ -51,7 +50,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 
 CLOCKED = (failures, router, lending, saving, attempt, watch, tracing, worker, buffer)
-RAY = (failures, watch, worker_group, worker_groups, rollout, buffer)
+RAY = (failures, watch, worker_group, worker_groups, buffer)
 POOLED = (iteration, worker_groups, weights, manifest)
 _PREPARE = launcher.prepare
 LENT = 0.7
