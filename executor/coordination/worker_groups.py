@@ -19,13 +19,12 @@ import ray
 from ray.exceptions import RayError
 
 from executor.algorithms.iteration import results_of
-from executor.coordination import lending, others, weights
+from executor.coordination import others, weights
 from executor.coordination.cluster import Reservation
-from executor.coordination.engine_memory import EngineMemory
+from executor.coordination.engine_memory import EngineMemory, Residency
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.gpu_faults import Readings
-from executor.coordination.residency import Residency
-from executor.coordination.router import RequestRouter
+from executor.coordination.router import WAKE, Lending, RequestRouter
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
 from executor.coordination.watch import Watch
 from executor.coordination.worker import LOOPBACK
@@ -82,7 +81,7 @@ class WorkerGroups:
         self._engine = EngineMemory(job, self._move_rollout, self._resend)
         self.rollout: ReplicaPool | None = None
         self._requests: RequestRouter | None = None
-        self._lending: lending.Lending | None = None
+        self._lending: Lending | None = None
         self.route: weights.WeightRoute | None = None
         self.watch = Watch(self._actors, self.stop)
         self._stopped = False
@@ -188,15 +187,15 @@ class WorkerGroups:
             pool.kill()
         return pool
 
-    def _lent(self) -> lending.Lending:
+    def _lent(self) -> Lending:
         """The replicas on the trainer's GPUs."""
         assert self.rollout is not None
         assert self._requests is not None
         job = replace(self.job, plan=lent(self.job.plan))
         pool = self._replicas(job, name="lent replica")
-        route = weights.WeightRoute(job, self.trainer, self._scratch / "lent", lending.WAKE)
+        route = weights.WeightRoute(job, self.trainer, self._scratch / "lent", WAKE)
         memory = EngineMemory(job, partial(self._move_engine, pool), partial(self._send, route, pool))
-        return lending.Lending(
+        return Lending(
             job=job,
             pool=pool,
             requests=self._requests,
@@ -311,7 +310,7 @@ class WorkerGroups:
             return lent.reclaim(step, self._limits.longest_call)
 
     @contextlib.contextmanager
-    def _lent_pool(self) -> Iterator[lending.Lending]:
+    def _lent_pool(self) -> Iterator[Lending]:
         """The trainer's GPUs, while none of its calls runs there."""
         assert self._lending is not None, "only a plan with schedule.lend lends"
         with self._pools[self.trainer.spec.pool]:

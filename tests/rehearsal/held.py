@@ -24,7 +24,7 @@ import runs
 import torch
 
 from executor.algorithms.recipes import actor_loss, critic_loss
-from executor.coordination.residency import Residency
+from executor.coordination.engine_memory import Residency
 from executor.coordination.tracing import Tags
 from executor.coordination.worker import Worker, WorkerIdentity
 from executor.engines.deepspeed import config

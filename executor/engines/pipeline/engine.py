@@ -24,7 +24,6 @@ from executor.engines.packing import MicroBatch, Select, filler
 from executor.engines.pipeline import build
 from executor.engines.pipeline.layers import decoder
 from executor.engines.pipeline.shards import gathered
-from executor.engines.pipeline.weights import catalogue, pass_on
 from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.engines.scoring import evaluated, trim
 from executor.engines.transformers.heads import DTYPES
@@ -67,7 +66,7 @@ class PipelineEngine(DeepSpeedLearner):
         self.grid = module.mpu()
         self._hidden = source.config.hidden_size
         self._owner = rank_at(spec.layout, pp=self.place.pp)
-        self._catalogue = catalogue(self.weights if self._owner == self.rank else [], self.rank)
+        self._catalogue = build.catalogue(self.weights if self._owner == self.rank else [], self.rank)
         self._head = build.reader(spec, source, self.weights) if self._last else None
         self.engine = build.engine(spec, module, self._apply) if spec.optimizer else None
         self._step: _RunningStep | None = None
@@ -174,7 +173,7 @@ class PipelineEngine(DeepSpeedLearner):
                 if self.rank != entry.owner and (self.rank in senders or len(senders) > 1):
                     whole = torch.empty(entry.shape, dtype=self.dtype, device=self.device)
                 if whole is not None:
-                    pass_on(whole, entry.owner, self.rank, senders)
+                    build.pass_on(whole, entry.owner, self.rank, senders)
                 if whole is not None and self.rank in senders:
                     received.append((entry.name, whole))
             yield received
