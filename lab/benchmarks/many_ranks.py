@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from executor.engines.balance import balanced, optimizer_steps
 from executor.coordination.tracing import RunRecorder, Tags
 from executor.coordination.worker import Worker, WorkerIdentity
 from executor.coordination.worker_group import GroupSpec, WorkerGroup
+from executor.engines.balance import balanced, optimizer_steps
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec
 from executor.samples import LossSpec, Sample
