@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.algorithms import recipes
-from executor.engines.fsdp2 import limits
+from executor.engines.fsdp2.config import check as check_fsdp2
 from executor.engines.transformers.native import is_causal, is_native
 from executor.environments.process import EnvironmentProcess
 from executor.ranks import by_node, replica_places, rollouts
@@ -49,7 +49,7 @@ def check(job: Job) -> None:
         raise RlhfsimError(code, message, help=remedy)
     for spec in engine_specs(job).values():
         for one in spec.each if spec.backend == "fsdp2" else ():
-            limits.check(one)
+            check_fsdp2(one)
 
 
 def check_model(folder: str) -> None:

@@ -95,7 +95,7 @@ class RestartLoop:
             return
         ask, plan = self.smallest_change, self.run.job.plan
         change, held = (lambda: ask(plan)) if ask else None, self.run.held.get(failure.part)
-        finding = out_of_memory(plan, failure.call, failure.part, change, held, "\n".join(said(failure)))
+        finding = out_of_memory(plan, failure.call, failure.part, change, held, said(failure))
         raise RlhfsimError(finding.code, finding.what, help=finding.advice) from failure
 
     def _stopped(self, error: RlhfsimError) -> RlhfsimError:

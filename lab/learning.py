@@ -27,7 +27,7 @@ from scipy import stats
 from executor.algorithms import losses
 from executor.algorithms.iteration import Learned, Loop, Position
 from executor.algorithms.metrics import finish
-from executor.coordination.batching import optimizer_steps
+from executor.engines.balance import optimizer_steps
 from executor.engines.optimizers import learning_rate
 from executor.engines.packing import micro_batch
 from executor.engines.transformers import attention, heads

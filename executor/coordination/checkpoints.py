@@ -117,28 +117,18 @@ def identity(plan: Plan, settings_hash: str, contents: Mapping[str, str] | None 
 # --- save -------------------------------------------------------------------------------------------
 
 
-def save(
-    root: Path, progress: RunProgress, identity: RunIdentity, write: Write, keep: int, *, best: bool = False
-) -> Checkpoint:
-    """Write a checkpoint into `root` and keep the newest `keep` whole ones; a whole one that is there stays.
-
-    Raises:
-        RlhfsimError: it could not be written (disk full, ...); older checkpoints remain.
-    """
-    return begin(root, progress, identity, write, keep, best=best)()
-
-
 def begin(
     root: Path, progress: RunProgress, identity: RunIdentity, write: Write, keep: int, *, best: bool = False
 ) -> Callable[[], Checkpoint]:
-    """`save` up to where the run may go on; what is returned does the rest, before the next one begins.
+    """Write a checkpoint into `root` and keep the newest `keep` whole ones; a whole one that is there stays.
 
+    The run may go on when this returns; what is returned does the rest, before the next one begins.
     `write(folder)` lets the workers write `folder/<role>/`, at least one file a rank of every role in
     `identity.world`; what it returns, if anything, waits until all are done. `best`: the whole one with the
     highest score stays as well.
 
     Raises:
-        RlhfsimError: as `save`.
+        RlhfsimError: it could not be written (disk full, ...), here or in the rest; older checkpoints remain.
     """
     assert keep >= 1, keep
     place = root / f"step-{progress.iteration:06d}"

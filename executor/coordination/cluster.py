@@ -25,6 +25,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from executor.coordination import forks
+from executor.coordination.failures import session_logs
 from executor.coordination.saving import ended_by_sigterm
 from executor.coordination.worker import HOST, LOOPBACK, THREADS
 from executor.ranks import Place, bundles, check_room, places
@@ -82,12 +83,9 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}
     options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     keep_private(make=True)
-    _start(options | _quiet(LOOPBACK_ONLY | _set_by_user() | dict(environment)))
+    own = {name: os.environ.get(name, usual) for name, usual in LOOPBACK_ONLY.items()}
+    _start(options | _quiet(own | dict(environment)))
     return GPU if gpus else SLOT
-
-
-def _set_by_user() -> dict[str, str]:
-    return {name: os.environ[name] for name in LOOPBACK_ONLY if name in os.environ}
 
 
 def _start(options: Mapping[str, Any]) -> None:
@@ -340,10 +338,3 @@ def joined(
                 if logs is not None and path.stat().st_size:
                     with contextlib.suppress(OSError):
                         shutil.copy(path, logs / path.name)
-
-
-def session_logs() -> Path | None:
-    """Where the processes of a cluster that was started here write."""
-    from ray._private.worker import _global_node
-
-    return None if _global_node is None else Path(_global_node.get_logs_dir_path())

@@ -114,8 +114,7 @@ def exploding(history: History, plan: Expected) -> str | None:
         "value/grad_norm": GRAD_NORM_FLOOR,
     }
     for name, floor in watched.items():
-        now, before = _split(np.abs(_series(history, name)), 2, USUAL_STEPS)
-        usual = float(np.median(before)) if len(before) >= 8 else math.inf
+        now, usual = _newest(np.abs(_series(history, name)))
         if len(now) and now.min() > max(EXPLOSION * usual, floor):
             return f"|{name}| is {now[-1]:.3g}, usual was {usual:.3g}"
     return None
@@ -123,8 +122,7 @@ def exploding(history: History, plan: Expected) -> str | None:
 
 def kl_blow_up(history: History, plan: Expected) -> str | None:
     """The policy leaves the reference."""
-    now, before = _split(_series(history, "kl/mean"), 2, USUAL_STEPS)
-    usual = float(np.median(before)) if len(before) >= 8 else math.inf
+    now, usual = _newest(_series(history, "kl/mean"))
     if not len(now) or now.min() <= min(KL, max(KL_FLOOR, EXPLOSION * usual)):
         return None
     return f"kl/mean is {now[-1]:.3g} nats a token"
@@ -207,8 +205,7 @@ def mismatch(history: History, plan: Expected) -> str | None:
     now = _last(history, "mismatch/mean_abs_dlogp", 1)
     if len(now) and now[0] > MISMATCH:
         return f"mean |log-prob of rollout - log-prob of training| is {now[0]:.3g}, limit {MISMATCH:g}"
-    stale, before = _split(_series(history, "staleness/mean_abs_dlogp"), 2, USUAL_STEPS)
-    usual = float(np.median(before)) if len(before) >= 8 else math.inf
+    stale, usual = _newest(_series(history, "staleness/mean_abs_dlogp"))
     if len(now) or not len(stale) or stale.min() <= max(MISMATCH, LEAP * usual):
         return None
     gap = "mean |log-prob of rollout - log-prob of training|, the rollout's weights older,"
@@ -375,8 +372,9 @@ def _last(history: History, name: str, steps: int) -> Array:
     return _series(rows if complete else (), name)
 
 
-def _split(series: Array, now: int, usual: int) -> tuple[Array, Array]:
-    """The newest values and those before them; nothing where there are too few."""
-    if len(series) < now:
-        return series[:0], series[:0]
-    return series[-now:], series[-now - usual : -now]
+def _newest(series: Array) -> tuple[Array, float]:
+    """The two newest values, and the median of those before; infinite where these are too few to tell."""
+    if len(series) < 2:
+        return series[:0], math.inf
+    before = series[-2 - USUAL_STEPS : -2]
+    return series[-2:], float(np.median(before)) if len(before) >= 8 else math.inf

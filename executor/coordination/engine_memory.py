@@ -1,18 +1,31 @@
-"""What of the rollout engine is in GPU memory: brought in before a call that needs it, taken out after.
+"""What of the roles is in GPU memory: brought in before a call that needs it, taken out after.
 
-The states are those of the memory ledger: running, asleep, and in between ready: weights are mapped, the KV
-cache is not. A step begins ready, because the sync that ended the one before needed the weights alone.
+The states of the rollout engine are those of the memory ledger: running, asleep, and in between ready:
+weights are mapped, the KV cache is not. A step begins ready, because the sync that ended the one before
+needed the weights alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from executor.coordination.gpu_faults import Readings, check_asleep
 from executor.resolve import Job
 
 LOSES_WEIGHTS = 2
 """Sleep level after which weights must be received again."""
+OPTIMIZER = "optimizer"
+"""Only the optimizer states leave; weights stay."""
+WEIGHTS = "weights"
+"""Only the weights of a role that is offloaded come in: enough for a forward pass."""
+
+Move = Callable[[Literal["load", "unload"], str, str, str | None, str, int], None]
+"""Carries a role in or out: method, role, how (offloaded, recreated, `OPTIMIZER` or `WEIGHTS`), where it lies
+meanwhile (None: in host memory), name of the span, step."""
 
 
 class EngineMemory:
@@ -66,3 +79,45 @@ class EngineMemory:
                 check_asleep(self._plan, span, leaving, readings)
             self._away = {"weights", "kv_cache"}
             self._lost = self._level == LOSES_WEIGHTS
+
+
+@dataclass
+class Residency:
+    """Knows where each role is; `move` carries it."""
+
+    job: Job
+    scratch: Path
+    move: Move
+    _away: dict[str, str] = field(default_factory=dict)
+    """Role that is out of memory -> how."""
+
+    @contextlib.contextmanager
+    def present(self, role: str, call: str, step: int, *, states: bool = False) -> Iterator[None]:
+        """Inside the block the role is in memory, with its optimizer if `states`; then where it rests."""
+        away = self._away.get(role)
+        if away == "offloaded" and not states:
+            self._carry("load", role, WEIGHTS, call, step)
+            self._away[role] = OPTIMIZER
+        elif away is not None and (states or away != OPTIMIZER):
+            self._carry("load", role, self._away.pop(role), call, step)
+        yield
+        self.rest(role, step, call)
+
+    def rest(self, role: str, step: int, call: str = "") -> None:
+        """To where its role keeps it between calls."""
+        how = self._resting_place(role)
+        if how is not None and self._away.get(role) != how:
+            self._carry("unload", role, how, call or f"{role}.start", step)
+            self._away[role] = how
+
+    def _resting_place(self, role: str) -> str | None:
+        """None: it stays in memory."""
+        placed = self.job.plan.placement.trainers[role]
+        if placed.residency != "resident":
+            return placed.residency
+        return OPTIMIZER if placed.offload_between else None
+
+    def _carry(self, method: Literal["load", "unload"], role: str, how: str, call: str, step: int) -> None:
+        to_disk = how == "recreated" or not self.job.gpu  # on a CPU only files give memory back
+        folder = str(self.scratch / f"away-{role}") if to_disk else None
+        self.move(method, role, how, folder, f"{call}.{method}", step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +56,13 @@ class PartFailed(Exception):
         return f"{self.part} {self.cause}{doing}: {self.detail}"
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what caused it, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def collect(refs: Sequence[Any], parts: Sequence[str], what: str, limit_s: float) -> list[Any]:
     """Results of calls that run together, in order; the first failure that is seen ends the wait.
 
@@ -82,6 +89,18 @@ def collect(refs: Sequence[Any], parts: Sequence[str], what: str, limit_s: float
             late = ", ".join(names[ref] for ref in pending[:4]) + ", ..." * (len(pending) > 4)
             raise PartFailed(late, "timed out", f"{what} took longer than {limit_s:g} s", what)
     return [results[ref] for ref in refs]
+
+
+def answers(refs: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """The value of each, or in its place the error of one that failed or is not done in time."""
+    ray.wait(list(refs.values()), num_returns=len(refs), timeout=limit_s)
+    found: dict[str, Any] = {}
+    for name, ref in refs.items():
+        try:
+            found[name] = ray.get(ref, timeout=0)
+        except (RayError, GetTimeoutError) as error:
+            found[name] = error
+    return found
 
 
 def _root(failure: PartFailed, pending: Sequence[Any], names: Mapping[Any, str], what: str) -> PartFailed:
@@ -144,13 +163,17 @@ def died(part: str, error: RayActorError, what: str = "") -> PartFailed:
     return PartFailed(part, "died", process, what)
 
 
-def last_words(pid: int) -> str:
-    """Why a process of this node ended, by its standard error; empty: not known."""
+def session_logs() -> Path | None:
+    """Where the processes of a cluster that was started here write."""
     from ray._private.worker import _global_node
 
-    if _global_node is None:
-        return ""
-    for path in Path(_global_node.get_logs_dir_path()).glob(f"worker-*-{pid}.err"):
+    return None if _global_node is None else Path(_global_node.get_logs_dir_path())
+
+
+def last_words(pid: int) -> str:
+    """Why a process of this node ended, by its standard error; empty: not known."""
+    logs = session_logs()
+    for path in logs.glob(f"worker-*-{pid}.err") if logs is not None else ():
         with suppress(OSError):
             lines = path.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].splitlines()
             return next((line.strip()[:300] for line in reversed(lines) if _CAUSE.search(line)), "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from executor.coordination.failures import PartFailed
+from executor.coordination.failures import PartFailed, causes
 from executor.coordination.others import Held
 from executor.engines.fake import ENGINE_PARTS
 from rlhfsim.errors import RlhfsimError
@@ -22,25 +22,20 @@ OTHER_SHARE = 0.9
 """Share of the planned memory below which a GPU is of another kind."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFault:
+class GpuFault(NamedTuple):
     """One kind of failure."""
 
     code: str
-    words: re.Pattern[str]
-    """How libraries say it."""
+    words: str
+    """How libraries say it, a regular expression."""
     cause: str
     remedy: str
     again: bool
     """The same plan meets it again: no restart helps."""
 
 
-def _fault(code: str, words: str, cause: str, remedy: str, *, again: bool) -> GpuFault:
-    return GpuFault(code=code, words=re.compile(words), cause=cause, remedy=remedy, again=again)
-
-
 FAULTS = (
-    _fault(
+    GpuFault(
         "collective-order",
         r"Detected mismatch between collectives on ranks",
         "ranks entered different collectives",
@@ -48,28 +43,28 @@ FAULTS = (
         "sampler of your own must not branch on the rank",
         again=True,
     ),
-    _fault(
+    GpuFault(
         "ipc-not-permitted",
         r"pidfd_(open|getfd)|expandable segments.*(not supported|IPC)",
         "the allocator's memory cannot be handed to another process",
         "leave expandable_segments out of PYTORCH_ALLOC_CONF, or give the container SYS_PTRACE",
         again=True,
     ),
-    _fault(
+    GpuFault(
         "host-memory-not-pinned",
         r"host memory is not pinned",
         "copies beside the host need pinned memory",
         "rlhfsim check-machine shows limits and free host memory: raise them, or design without offload",
         again=True,
     ),
-    _fault(
+    GpuFault(
         "ipc-handle-freed",
         r"invalid resource handle|mapping of buffer object failed|[Pp]roducer process has been terminated",
         "the weights' memory was freed by its owner before the receiver opened it (CUDA IPC)",
         "if it returns, take another weight path: rlhfsim sync plan.json lists them",
         again=False,
     ),
-    _fault(
+    GpuFault(
         "collective-late",
         r"Watchdog caught collective|[Tt]imed out waiting \d+ms|took longer than",
         "a rank came late, died, or waits in another collective",
@@ -83,20 +78,18 @@ _RUNS = re.compile(r"Rank (\d+) is running collective: CollectiveFingerPrint\([^
 
 def fault_of(failure: PartFailed) -> GpuFault | None:
     """The kind of a failure; None: of no kind known here."""
-    text = "\n".join(said(failure))
-    return next((fault for fault in FAULTS if fault.words.search(text)), None)
+    text = said(failure)
+    return next((fault for fault in FAULTS if re.search(fault.words, text)), None)
 
 
-def said(error: BaseException | None) -> Iterator[str]:
+def said(error: BaseException) -> str:
     """The text of an error and of those that caused it."""
-    while error is not None:
-        yield str(error)
-        error = error.__cause__ or error.__context__
+    return "\n".join(map(str, causes(error)))
 
 
 def stop_of(failure: PartFailed, fault: GpuFault) -> RlhfsimError:
     """The error that ends a run which would fail again: who, in which call, why, what to do."""
-    running = sorted(set(_RUNS.findall("\n".join(said(failure)))))
+    running = sorted(set(_RUNS.findall(said(failure))))
     each = ", ".join(f"rank {rank} {kind}" for rank, kind in running)
     where = f"{failure.part} in {failure.call}" if failure.call else failure.part
     cause = f"{fault.cause} ({each})" if each else fault.cause

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from executor import ranks
 from executor.check_machine import MachineQuestion, NodeChecks, here
 from executor.coordination import cluster
+from executor.coordination.failures import answers
 from executor.machine.checks import Check, judged
 from executor.sockets import listener
 from rlhfsim.errors import RlhfsimError
@@ -63,6 +64,10 @@ def check_nodes(address: str, asked: MachineQuestion, plan: Plan | None) -> list
     resource = cluster.join(address, {})
     try:
         deadline = time.monotonic() + LIMIT_S
+
+        def told(refs: Mapping[str, Any]) -> dict[str, Any]:
+            return answers(refs, max(0.0, deadline - time.monotonic()))
+
         nodes = cluster.nodes(resource)
         actor: Any = ray.remote(NodeProbe)
         probes = {
@@ -71,26 +76,14 @@ def check_nodes(address: str, asked: MachineQuestion, plan: Plan | None) -> list
             ).remote(node.address)
             for node in nodes
         }
-        ports = _answers({a: p.port.remote() for a, p in probes.items()}, deadline)
+        ports = told({a: p.port.remote() for a, p in probes.items()})
         listening = [(a, port) for a, port in ports.items() if not isinstance(port, Exception)]
-        looks = _answers({a: p.look.remote(asked) for a, p in probes.items()}, deadline)
-        missed = _answers({a: p.unreachable.remote(listening) for a, p in probes.items()}, deadline)
+        looks = told({a: p.look.remote(asked) for a, p in probes.items()})
+        missed = told({a: p.unreachable.remote(listening) for a, p in probes.items()})
         found = [_node(a, looks[a], missed[a]) for a in probes]
         return [*_room(plan, [node.slots for node in nodes]), *found]
     finally:
         ray.shutdown()
-
-
-def _answers(refs: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-    """The value of each, or the error in its place."""
-    ray.wait(list(refs.values()), num_returns=len(refs), timeout=max(0.0, deadline - time.monotonic()))
-    found: dict[str, Any] = {}
-    for name, ref in refs.items():
-        try:
-            found[name] = ray.get(ref, timeout=0)
-        except (RayError, GetTimeoutError) as error:
-            found[name] = error
-    return found
 
 
 def _node(address: str, look: Any, missed: Any) -> NodeChecks:
@@ -107,20 +100,21 @@ def _node(address: str, look: Any, missed: Any) -> NodeChecks:
 def _network(missed: Any) -> Check:
     remedy = "open all ports between the nodes of the cluster (firewall, security group, NetworkPolicy)"
     if isinstance(missed, Exception):
-        return judged("network", False, "the others were not reached in time", remedy)
-    if missed:
-        return judged(
-            "network", False, f"no connection to {', '.join(f'{h}:{p}' for h, p in missed)}", remedy
-        )
-    return judged("network", True, "every node connects", "")
+        found = "the others were not reached in time"
+    elif missed:
+        found = f"no connection to {', '.join(f'{h}:{p}' for h, p in missed)}"
+    else:
+        found = "every node connects"
+    return judged("network", missed == [], found, remedy)
 
 
 def _room(plan: Plan | None, slots: Sequence[int]) -> list[NodeChecks]:
     """Whether the nodes together hold the plan; nothing without one."""
     if plan is None:
         return []
+    found = judged("nodes", True, ranks.listed(slots), "")
     try:
         ranks.check_room(plan, slots)
     except RlhfsimError as error:
-        return [NodeChecks(node="cluster", checks=(judged("nodes", False, error.message, error.help or ""),))]
-    return [NodeChecks(node="cluster", checks=(judged("nodes", True, ranks.listed(slots), ""),))]
+        found = judged("nodes", False, error.message, error.help or "")
+    return [NodeChecks(node="cluster", checks=(found,))]

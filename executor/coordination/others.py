@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-import ray
 
+from executor.coordination.failures import answers
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.units import format as shown
 
@@ -49,15 +49,8 @@ class Held:
 
 def measure(actors: Mapping[str, Any], limit_s: float) -> dict[str, Held]:
     """By part of the run; a process that cannot tell is left out, its start will say why."""
-    asked = {actor.held_by_others.remote(): part for part, actor in actors.items()}
-    done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=limit_s)
-    found = dict[str, Held]()
-    for ref in done:
-        try:
-            found[asked[ref]] = ray.get(ref)
-        except ray.exceptions.RayError:
-            continue
-    return found
+    found = answers({part: actor.held_by_others.remote() for part, actor in actors.items()}, limit_s)
+    return {part: one for part, one in found.items() if isinstance(one, Held)}
 
 
 def summary(held: Mapping[str, Held]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from executor.coordination.detectors import Detection
+from executor.coordination.failures import causes
 from executor.coordination.others import Held
 from executor.refusals import SPLIT
 from rlhfsim.plan import LedgerEntry, Plan
@@ -35,14 +36,12 @@ REMEDY = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error or one of its causes says so."""
-    seen: BaseException | None = error
-    while seen is not None:
-        # Ray guesses at "OOM killer" for every process that is gone: that is no evidence
-        text = f"{type(seen).__name__} {seen}".lower()
-        if isinstance(seen, MemoryError) or any(words in text for words in WORDS):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    # Ray guesses at "OOM killer" for every process that is gone: that is no evidence
+    return any(
+        isinstance(seen, MemoryError) or words in f"{type(seen).__name__} {seen}".lower()
+        for seen in causes(error)
+        for words in WORDS
+    )
 
 
 def out_of_memory(
@@ -69,30 +68,31 @@ def out_of_memory(
     pieces = _PIECES.search(said)
     if pieces is not None and _size(pieces[3], pieces[4]) >= _size(pieces[1], pieces[2]):
         return _fragmented(plan, f"{part} ran out of memory in {phase}", pieces)
-    what = f"{part} ran out of memory in {phase}; the plan {where} {total} of {capacity}: {listed}"
+    before = ""
     if held is None or not held.counts:
         advice = (smallest_change() if smallest_change else None) or REMEDY
-        return Detection(code="out-of-memory", severity="stop", what=what, advice=advice)
-    return Detection(
-        code="out-of-memory",
-        severity="stop",
-        what=f"{part} ran out of memory in {phase}; before the run {held}; the plan {where} {total} of "
-        f"{capacity}: {listed}",
-        advice="end those processes or leave their GPUs out (CUDA_VISIBLE_DEVICES): the plan reckons with "
-        f"all of this memory; or beside them: {REMEDY}",
-    )
+    else:
+        before = f"before the run {held}; "
+        advice = (
+            "end those processes or leave their GPUs out (CUDA_VISIBLE_DEVICES): the plan reckons with "
+            f"all of this memory; or beside them: {REMEDY}"
+        )
+    what = f"{part} ran out of memory in {phase}; {before}the plan {where} {total} of {capacity}: {listed}"
+    return _stop(what, advice)
+
+
+def _stop(what: str, advice: str) -> Detection:
+    return Detection(code="out-of-memory", severity="stop", what=what, advice=advice)
 
 
 def _fragmented(plan: Plan, who: str, pieces: re.Match[str]) -> Detection:
     """Enough is free in torch's allocator, in pieces that are too small."""
     by_ipc = WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology) == "ipc"
     allocator = SPLIT if by_ipc else "expandable_segments:True"
-    return Detection(
-        code="out-of-memory",
-        severity="stop",
-        what=f"{who}: {pieces[1]} {pieces[2]} were asked for and {pieces[3]} {pieces[4]} are free in torch's "
+    return _stop(
+        f"{who}: {pieces[1]} {pieces[2]} were asked for and {pieces[3]} {pieces[4]} are free in torch's "
         "allocator, in smaller pieces (fragmentation)",
-        advice=f"set PYTORCH_ALLOC_CONF={allocator} in the settings' variables, or {REMEDY}",
+        f"set PYTORCH_ALLOC_CONF={allocator} in the settings' variables, or {REMEDY}",
     )
 
 

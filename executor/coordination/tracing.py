@@ -51,9 +51,13 @@ class Tags:
 
     name: str
     """`actor.train`"""
-    kind: str
     step: int
     version: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """`train`."""
+        return self.name.rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

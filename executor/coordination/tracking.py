@@ -14,7 +14,9 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +31,12 @@ STEP, ITERATION = "step", "iteration"
 NON_FINITE = "non_finite"
 _REFUSED_BY_MLFLOW = re.compile(r"[^\w\-. :/]")
 """In names of metrics, such as pass@4 and format#2."""
+_OFF = {
+    "tensorboardX": "tracking.tensorboard: false",
+    "wandb": "tracking.wandb_project: null",
+    "mlflow": "tracking.mlflow_experiment: null",
+}
+"""Library -> the setting that does without."""
 IDS = "tracking.json"
 """Service -> the id of the run there: one of its own, and the same when it is resumed."""
 
@@ -104,14 +112,14 @@ def _row(line: str) -> dict[str, float] | None:
         return None
 
 
-def _library(module: str, off: str) -> Any:
-    need(module, purpose=f"tracking by {module}", otherwise=f"or set {off}")
+def _library(module: str) -> Any:
+    need(module, purpose=f"tracking by {module}", otherwise=f"or set {_OFF[module]}")
     return import_module(module)
 
 
 def _tensorboard(folder: Path, first_step: int) -> Sink:
     """Event files; what is there after `first_step` iterations is hidden: a resumed run writes it again."""
-    module = _library("tensorboardX", "tracking.tensorboard: false")
+    module = _library("tensorboardX")
     writer = module.SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
 
     def log(step: int, row: Mapping[str, float]) -> None:
@@ -139,7 +147,7 @@ def _markdown(lines: Sequence[Line]) -> dict[str, str]:
 
 def _weights_and_biases(project: str, folder: Path, config: Mapping[str, Any], ids: dict[str, str]) -> Sink:
     """Where it goes (or WANDB_MODE=offline) is that library's matter; a resumed run goes on under its id."""
-    module = _library("wandb", "tracking.wandb_project: null")
+    module = _library("wandb")
     run_id = ids.setdefault("wandb", secrets.token_hex(4))
     run = module.init(project=project, dir=str(folder), config=dict(config), id=run_id, resume="allow")
 
@@ -155,7 +163,7 @@ def _weights_and_biases(project: str, folder: Path, config: Mapping[str, Any], i
 
 def _mlflow(experiment: str, config: Mapping[str, Any], ids: dict[str, str], name: str) -> Sink:
     """MLFLOW_TRACKING_URI says where; a resumed run goes on under its id."""
-    module = _library("mlflow", "tracking.mlflow_experiment: null")
+    module = _library("mlflow")
     module.set_experiment(experiment)
     if module.active_run() is not None:  # of an attempt that did not end
         module.end_run()
@@ -193,25 +201,23 @@ def check_libraries(tracking: Tracking) -> None:
     Raises:
         RlhfsimError: a library is not.
     """
-    if tracking.tensorboard:
-        _library("tensorboardX", "tracking.tensorboard: false")
-    if tracking.wandb_project is not None:
-        _library("wandb", "tracking.wandb_project: null")
-    if tracking.mlflow_experiment is not None:
-        _library("mlflow", "tracking.mlflow_experiment: null")
+    asked = tracking.tensorboard, tracking.wandb_project is not None, tracking.mlflow_experiment is not None
+    for module in compress(_OFF, asked):
+        _library(module)
 
 
+@dataclass
 class Trackers:
     """metrics.jsonl and what settings ask for beside it; a service that fails is said once and left out."""
 
-    def __init__(self, file: MetricsFile, others: Sequence[Sink] = ()) -> None:
-        """`file` must work; `others` may fail."""
-        self._file = file
-        self._others = list(others)
+    file: MetricsFile
+    """It must work."""
+    others: list[Sink]
+    """They may fail."""
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """Write the row of a step (from 0) everywhere; others than the file count iterations done."""
-        self._file.log(step, row)
+        self.file.log(step, row)
         self._each(lambda sink: sink.log(step + 1, row))
 
     def show(self, done: int, lines: Sequence[Line]) -> None:
@@ -220,16 +226,16 @@ class Trackers:
 
     def close(self) -> None:
         """Close all."""
-        self._file.close()
+        self.file.close()
         self._each(lambda sink: sink.close())
 
     def _each(self, act: Callable[[Sink], None]) -> None:
-        for sink in tuple(self._others):
+        for sink in tuple(self.others):
             try:
                 act(sink)
             except Exception as error:  # network, quota, login: none of it is worth a training run
                 logger.warning("%s failed and gets no more metrics: %s", sink.name, error)
-                self._others.remove(sink)
+                self.others.remove(sink)
                 with contextlib.suppress(Exception):
                     sink.close()
 

@@ -8,24 +8,21 @@ what passed; they must agree.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from executor.coordination.failures import PartFailed, collect
-from executor.coordination.rollout import ReplicaPool
-from executor.coordination.tracing import Reply, Tags
-from executor.coordination.worker_group import WorkerGroup
+from executor.coordination.tracing import Tags
+from executor.coordination.worker_group import Record, ReplicaPool, WorkerGroup
 from executor.engines.protocols import ChannelSpec, Link
 from executor.ranks import TransferGroup, transfer_groups
 from executor.resolve import Job
 from executor.samples import Transfer
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import LORA_ALPHA_OVER_RANK
-
-Record = Callable[[WorkerGroup, Sequence[Reply]], None]
 
 
 class WeightRoute:
@@ -100,7 +97,7 @@ class WeightRoute:
         Raises:
             PartFailed: an end failed, or the two checksums differ.
         """
-        tags = Tags(name=self._call, kind=self._call.rpartition(".")[2], step=step, version=version)
+        tags = Tags(name=self._call, step=step, version=version)
         if rollout is None:  # the weights become a model folder, which stays until the next one has read it
             self.open(None)
         pool = ThreadPoolExecutor(max_workers=2)
@@ -112,7 +109,7 @@ class WeightRoute:
         ended, _ = wait(both, return_when=FIRST_EXCEPTION)
         for future in ended:  # the end that failed first says why; the other one only misses it
             future.result()
-        record(self._trainer, sending.result())
+        record(self._trainer.parts, sending.result())
         replies = zip(self._trainer.parts, sending.result(), strict=True)
         ends: dict[str, Transfer] = {part: reply.value for part, reply in replies if reply.value is not None}
         longest = max(ends.values(), key=lambda transfer: transfer.seconds)

@@ -14,6 +14,7 @@ from typing import Any
 
 from executor.coordination.others import Held, held_by_others
 from executor.coordination.tracing import Reply, Tags, Tracer
+from executor.engines import training
 from executor.engines.fake import FakeDevice, Fakes, FakeTraining
 from executor.engines.memory import Meter
 from executor.engines.protocols import ChannelSpec, EngineSpec, MiniBatch
@@ -65,7 +66,7 @@ class TracedProcess:
         if where.slots is not None:  # before torch is imported; Ray has set 1
             os.environ[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // where.slots))
         self._pool = where.pool
-        self._on_gpu = where.gpu
+        self._on_gpu, self._fakes, self._device = where.gpu, where.fakes, where.fake_device()
         self._group = group
         self._gpus = where.gpus or (group,)
         self._tracer = Tracer()
@@ -121,8 +122,6 @@ class Worker(TracedProcess):
     def __init__(self, identity: WorkerIdentity) -> None:
         super().__init__(identity, f"rank {identity.rank}")
         self._identity = identity
-        self._fakes = identity.fakes
-        self._device = identity.fake_device()
         self._meter: Meter | FakeDevice = Meter() if self._fakes is None else self._device
         self._began = time.time()
         self._store: Any = None
@@ -141,8 +140,6 @@ class Worker(TracedProcess):
         """Rank 0: host and port at which the group meets."""
         host, port = self.address()
         if self._fakes is None:
-            from executor.engines import training
-
             self._store = training.rendezvous(host, self._identity.ranks)
             port = int(self._store.port)
         return host, port
@@ -151,17 +148,13 @@ class Worker(TracedProcess):
         """Import what these engines are built with, while other processes start; `build` says what fails."""
         if self._fakes is None:
             with uncollected(), suppress(Exception):
-                from executor.engines import training
-
-                training.check_device(gpu=self._identity.gpu)  # DeepSpeed asks for it when it is imported
+                training.check_device(gpu=self._on_gpu)  # DeepSpeed asks for it when it is imported
                 for spec in specs:
                     training.engine_class(spec)
 
     def start(self, host: str, port: int, timeout_s: float) -> None:
         """Join the group; a collective."""
         if self._fakes is None:
-            from executor.engines import training
-
             where = self._identity
             training.start(where.rank, where.ranks, 0, host, port, timeout_s, gpu=where.gpu)
 
@@ -176,8 +169,6 @@ class Worker(TracedProcess):
     def _built(self, spec: EngineSpec) -> Any:
         if self._fakes is not None:
             return FakeTraining(spec, self._fakes, self._device)
-        from executor.engines import training
-
         return training.build(spec)
 
     # --- calls ------------------------------------------------------------------------------------
@@ -231,8 +222,6 @@ class Worker(TracedProcess):
         self.close_channels(route)
         sender = None
         if self._fakes is None:
-            from executor.engines import training
-
             sender = training.sender(channels, self._identity.rank)
         self._routes[route] = channels, sender
 

@@ -19,21 +19,27 @@ import ray
 from ray.exceptions import RayError
 
 from executor.algorithms.iteration import results_of
-from executor.coordination import lending, others, rollout, weights
-from executor.coordination.batching import balanced, optimizer_steps
+from executor.coordination import others, weights
 from executor.coordination.cluster import Reservation
-from executor.coordination.engine_memory import EngineMemory
+from executor.coordination.engine_memory import EngineMemory, Residency
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.gpu_faults import Readings
-from executor.coordination.residency import Residency
-from executor.coordination.rollout import ReplicaPool
-from executor.coordination.router import RequestRouter
+from executor.coordination.router import WAKE, Lending, RequestRouter
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
 from executor.coordination.watch import Watch
 from executor.coordination.worker import LOOPBACK
-from executor.coordination.worker_group import WorkerGroup, clock_of, join, spawn_all
+from executor.coordination.worker_group import (
+    ReplicaPool,
+    Site,
+    WorkerGroup,
+    clock_of,
+    join,
+    spawn,
+    spawn_replicas,
+)
 from executor.engines import mesh
-from executor.ranks import TENANTS, group_specs, lent
+from executor.engines.balance import balanced, optimizer_steps
+from executor.ranks import group_specs, lent
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
 from executor.rewards.ahead import RuleRewards
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
@@ -59,19 +65,23 @@ class WorkerGroups:
         self.recorder = recorder
         self.version = 0
         """Weight version of the policy; the rollout's after the latest sync."""
-        self._reservation = reservation
         self._scratch = scratch
-        self._environment = environment(job)
+        self._site = Site(
+            reservation=reservation, environment=environment(job), scratch=scratch, fakes=job.fakes
+        )
         self._served = served_by(job.plan)
         self._limits = job.limits
         self._pools = {pool.name: threading.RLock() for pool in job.plan.placement.pools}
         self._offsets: dict[str, ClockOffset] = {}
+        self._all: Sequence[WorkerGroup] = ()
+        """Each group once."""
         self._groups: dict[str, WorkerGroup] = {}
+        """By role."""
         self._residency = Residency(job, scratch, self._move)
         self._engine = EngineMemory(job, self._move_rollout, self._resend)
         self.rollout: ReplicaPool | None = None
         self._requests: RequestRouter | None = None
-        self._lending: lending.Lending | None = None
+        self._lending: Lending | None = None
         self.route: weights.WeightRoute | None = None
         self.watch = Watch(self._actors, self.stop)
         self._stopped = False
@@ -86,8 +96,8 @@ class WorkerGroups:
         Raises:
             PartFailed: one did not come up.
         """
-        specs = group_specs(self.job.plan, self._served)
-        self._groups = spawn_all(specs, self._reservation, self._environment, self._scratch, self.job.fakes)
+        self._all = [spawn(spec, self._site) for spec in group_specs(self.job.plan, self._served)]
+        self._groups = {role: group for group in self._all for role in group.spec.roles}
         if self.job.plan.workload.generates:
             self._spawn_rollout()
         if self.job.plan.placement.schedule.lend:
@@ -108,7 +118,7 @@ class WorkerGroups:
     def _prepare(self) -> None:
         """All processes import their libraries at once; nobody waits for it."""
         specs = engine_specs(self.job).values()
-        for group in {id(g): g for g in self._groups.values()}.values():
+        for group in self._all:
             own = [spec for spec in specs if spec.role in group.spec.roles]
             for actor in group.actors:
                 actor.prepare.remote(own)
@@ -124,9 +134,7 @@ class WorkerGroups:
     def _actors(self) -> dict[str, Any]:
         """Every living process by part name."""
         actors = {
-            part: actor
-            for group in self._groups.values()
-            for part, actor in zip(group.parts, group.actors, strict=True)
+            part: actor for group in self._all for part, actor in zip(group.parts, group.actors, strict=True)
         }
         for pool in self._replica_pools:
             actors |= {} if pool.ending else pool.processes
@@ -146,8 +154,9 @@ class WorkerGroups:
         self.route.open(self.rollout)
 
     def _start_pool(self, pool: str) -> None:
-        for group in {id(g): g for g in self._groups.values() if g.spec.pool == pool}.values():
-            self._start_group(group)
+        for group in self._all:
+            if group.spec.pool == pool:
+                self._start_group(group)
         if self.rollout is not None and self.rollout.pool == pool:
             self._build_rollout()
         if self._lending is not None and self._lending.pool.pool == pool:
@@ -173,29 +182,20 @@ class WorkerGroups:
 
     def _replicas(self, job: Job, **named: str) -> ReplicaPool:
         """The processes of all replicas of a plan."""
-        pool = rollout.spawn(
-            job.plan,
-            self._reservation,
-            1 / TENANTS,
-            self._environment,
-            self._scratch,
-            job.fakes,
-            lambda part, reply: self._add(part, reply, SAME_CLOCK),
-            **named,
-        )
+        pool = spawn_replicas(job.plan, self._site, self._record, **named)
         if self._stopped:
             pool.kill()
         return pool
 
-    def _lent(self) -> lending.Lending:
+    def _lent(self) -> Lending:
         """The replicas on the trainer's GPUs."""
         assert self.rollout is not None
         assert self._requests is not None
         job = replace(self.job, plan=lent(self.job.plan))
         pool = self._replicas(job, name="lent replica")
-        route = weights.WeightRoute(job, self.trainer, self._scratch / "lent", lending.WAKE)
+        route = weights.WeightRoute(job, self.trainer, self._scratch / "lent", WAKE)
         memory = EngineMemory(job, partial(self._move_engine, pool), partial(self._send, route, pool))
-        return lending.Lending(
+        return Lending(
             job=job,
             pool=pool,
             requests=self._requests,
@@ -215,7 +215,7 @@ class WorkerGroups:
         """End every process at once: ranks that hang in a collective with a dead one never return."""
         self._stopped = True
         with contextlib.suppress(Exception):
-            for group in self._groups.values():
+            for group in self._all:
                 for actor in group.actors:
                     ray.kill(actor)
             for pool in self._replica_pools:
@@ -240,7 +240,7 @@ class WorkerGroups:
             with contextlib.suppress(Exception):
                 for pool in self._replica_pools:
                     pool.close()
-                actors = [a for group in self._groups.values() for a in group.actors]
+                actors = [a for group in self._all for a in group.actors]
                 ray.wait([a.close.remote() for a in actors], num_returns=len(actors), timeout=10)
         self.stop()
         if self.route is not None:
@@ -284,7 +284,7 @@ class WorkerGroups:
         self, pool: ReplicaPool, method: str, *arguments: Any, span: str = "", step: int = 0
     ) -> Readings:
         """One move of a rollout engine's memory, on every replica; what each then holds."""
-        tags = (self._tags(span, span.rpartition(".")[2], step),) if span else ()
+        tags = (self._tags(span, step),) if span else ()
         pool.call(method, *arguments, *tags, limit_s=self._limits.call(span))
         return pool.readings
 
@@ -310,7 +310,7 @@ class WorkerGroups:
             return lent.reclaim(step, self._limits.longest_call)
 
     @contextlib.contextmanager
-    def _lent_pool(self) -> Iterator[lending.Lending]:
+    def _lent_pool(self) -> Iterator[Lending]:
         """The trainer's GPUs, while none of its calls runs there."""
         assert self._lending is not None, "only a plan with schedule.lend lends"
         with self._pools[self.trainer.spec.pool]:
@@ -340,7 +340,7 @@ class WorkerGroups:
         layout = self._layout(role)
         shares = balanced(samples, layout.dp)
         parts = [[samples[i] for i in share] for share in shares]
-        tags = self._tags(call.name, call.kind, step)
+        tags = self._tags(call.name, step)
         with self._pools[self._groups[role].spec.pool], self._residency.present(role, call.name, step):
             replies = self._scattered("forward", parts, role, method, tags=tags)
         results: list[Any] = [None] * len(samples)
@@ -362,7 +362,7 @@ class WorkerGroups:
             seed=(self.job.settings.seed, step + 1),
             pairs=workload.paired,
         )
-        tags = self._tags(f"{role}.train", "train", step)
+        tags = self._tags(f"{role}.train", step)
         self._rest_after_streaming(step)
         pool = self._pools[self._groups[role].spec.pool]
         with pool, self._residency.present(role, tags.name, step, states=True):
@@ -389,11 +389,11 @@ class WorkerGroups:
     def _call(self, group: WorkerGroup, method: str, *args: Any, **options: Any) -> list[Reply]:
         """A call on all ranks of a group, recorded."""
         replies = group.call(method, *args, **{"limit_s": self._limits.longest_call, **options})
-        self._record(group, replies)
+        self._record(group.parts, replies)
         return replies
 
-    def _tags(self, name: str, kind: str, step: int) -> Tags:
-        return Tags(name=name, kind=kind, step=step, version=self.version)
+    def _tags(self, name: str, step: int) -> Tags:
+        return Tags(name=name, step=step, version=self.version)
 
     def sync(self, step: int) -> Transfer:
         """New weights to every replica; version + 1. Both ends must report one checksum."""
@@ -427,8 +427,8 @@ class WorkerGroups:
 
     def written(self) -> bool:
         """Whether all that `save` left to the background is on disk; PartFailed where a rank could not."""
-        groups = {id(self._groups[role]): self._groups[role] for role in TRAINED if role in self._groups}
-        each = [group.call("written", limit_s=self._limits.longest_call) for group in groups.values()]
+        trained = [group for group in self._all if any(role in TRAINED for role in group.spec.roles)]
+        each = [group.call("written", limit_s=self._limits.longest_call) for group in trained]
         return all(all(replies) for replies in each)
 
     def restore(self, folder: Path) -> None:
@@ -464,12 +464,10 @@ class WorkerGroups:
     def _move(self, method: str, role: str, how: str, folder: str | None, span: str, step: int) -> None:
         """One role in or out, on every rank."""
         places = (folder,) if method == "unload" else ()
-        tags, limit = self._tags(span, method, step), self._limits.call(span)
+        tags, limit = self._tags(span, step), self._limits.call(span)
         self._call(self._groups[role], method, role, how, *places, tags, limit_s=limit)
 
-    def _record(self, group: WorkerGroup, replies: Sequence[Reply]) -> None:
-        for part, reply in zip(group.parts, replies, strict=True):
-            self._add(part, reply, self._offsets.get(part, SAME_CLOCK))
-
-    def _add(self, part: str, reply: Reply, clock: ClockOffset) -> None:
-        self.recorder.add(reply, clock, part, self.watch.homes.get(part, ""))
+    def _record(self, parts: Sequence[str], replies: Sequence[Reply]) -> None:
+        for part, reply in zip(parts, replies, strict=True):
+            clock = self._offsets.get(part, SAME_CLOCK)
+            self.recorder.add(reply, clock, part, self.watch.homes.get(part, ""))

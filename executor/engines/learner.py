@@ -11,17 +11,18 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from executor.algorithms import losses, metrics
-from executor.engines import lora, states
+from executor.engines import checkpoints, lora, states, weights
 from executor.engines.optimizers import learning_rate
 from executor.engines.packing import MicroBatch, filler
 from executor.engines.protocols import LaterWrites, MiniBatch
-from executor.engines.scoring import ForwardPasses
+from executor.engines.transformers.heads import named_tensors
 from executor.samples import PAIRED, Floats, LossSpec, Sample
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
@@ -31,7 +32,7 @@ OUTPUTS: Mapping[Head, str] = {"causal": "logprobs", "value": "values", "score":
 """Head -> what a loss calls its outputs."""
 
 
-class Learner(states.Movable, ForwardPasses):
+class Learner(states.Movable):
     """A model that learns, or only infers where its spec has no optimizer.
 
     A step has as many micro-batches as the rank with the most of them, the others run empty ones, so that
@@ -43,9 +44,21 @@ class Learner(states.Movable, ForwardPasses):
     _norm: float
     """Norm of the last step's gradient, before clipping; inf where the step was skipped as not finite."""
 
-    @abstractmethod
+    sent_as: torch.dtype | None = None
+    """Precision to which shards are rounded before they are gathered; None: as they are."""
+
     def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:
         """Full weights by Hugging Face name on `senders`, empty lists on other ranks; a collective."""
+        here = dist.get_rank() in senders
+        if self.spec.lora_rank is not None:
+            return self.model.stored.of(lora.merged(self.model, bucket_bytes, here=here))
+        named = named_tensors(self.model)
+        full = weights.buckets(named, bucket_bytes, here=here, dtype=self.sent_as, whole=self._whole)
+        return self.model.stored.of(full)
+
+    def _whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
+        """All of a parameter, of which `tensor` was gathered over data-parallel ranks."""
+        return tensor
 
     @abstractmethod
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -59,16 +72,30 @@ class Learner(states.Movable, ForwardPasses):
     def _update(self) -> None:
         """Clip, remember the norm and update the weights; not at all where the gradient is not finite."""
 
-    @abstractmethod
     def save(self, folder: Path, background: LaterWrites | None = None) -> None:
         """Everything that `load` needs, and a safetensors copy by rank 0; a collective.
 
         `background` writes what it has memory for when this has returned.
         """
+        checkpoints.write(self, folder, self._saved(folder), background)
+
+    def load(self, folder: Path) -> None:
+        """Undo `save`.
+
+        Raises:
+            RlhfsimError: no file of a rank, or one of another layout, precision or head.
+        """
+        others = checkpoints.read_all(self, folder)
+        self._put_back(folder, others, {} if others else checkpoints.read(self, folder))
+        dist.barrier()
 
     @abstractmethod
-    def load(self, folder: Path) -> None:
-        """Undo `save`."""
+    def _saved(self, folder: Path) -> Mapping[str, Any]:
+        """The states that go into this rank's file; what has files of its own is written into `folder`."""
+
+    @abstractmethod
+    def _put_back(self, folder: Path, others: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> None:
+        """Take the states of this rank's file over, or of the files of `others` where not as many saved."""
 
     def _owned(self) -> AbstractContextManager[None]:
         """Inside, module variables of the library are this engine's."""

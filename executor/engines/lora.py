@@ -8,9 +8,8 @@ Source: Hu et al. 2021, arXiv 2106.09685, section 4.1. The frozen base with its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,14 +25,8 @@ from rlhfsim.specs.workload.workload import LORA_ALPHA_OVER_RANK
 _ADAPTER = "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """The matrices of one adapted weight."""
-
-    a: nn.Parameter
-    """(rank, in)"""
-    b: nn.Parameter
-    """(out, rank)"""
+Adapter = Mapping[str, Tensor]
+"""The matrices of one adapted weight: A (rank, in) and B (out, rank)."""
 
 
 def attach(model: HeadedModel, rank: int, seed: int) -> None:
@@ -80,17 +73,17 @@ def without(model: HeadedModel) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def split(model: HeadedModel) -> tuple[dict[str, Tensor], dict[str, Adapter]]:
+def split(model: HeadedModel) -> tuple[dict[str, Tensor], Mapping[str, Adapter]]:
     """Base weights by Hugging Face name, and the adapters of those that have one."""
     base: dict[str, Tensor] = {}
-    sides: dict[str, dict[str, Any]] = {}
+    sides: dict[str, dict[str, Tensor]] = {}
     for plain, parameter in named_tensors(model).items():
         if ".lora_" in plain:
             weight, _, side = plain.rpartition(".lora_")
-            sides.setdefault(f"{weight}.weight", {})[side[0].lower()] = parameter
+            sides.setdefault(f"{weight}.weight", {})[side[0]] = parameter
         else:
             base[plain.replace(".base_layer.", ".")] = parameter
-    return base, {name: Adapter(**pair) for name, pair in sides.items()}
+    return base, sides
 
 
 def merged(model: HeadedModel, bucket_bytes: int, *, here: bool) -> Iterator[list[Named]]:
@@ -99,7 +92,7 @@ def merged(model: HeadedModel, bucket_bytes: int, *, here: bool) -> Iterator[lis
     for names in names_in_groups(base, bucket_bytes):
         adapted = [name for name in names if name in adapters]
         parameters = [base[name] for name in names]
-        parameters += [side for name in adapted for side in (adapters[name].a, adapters[name].b)]
+        parameters += [adapters[name][side] for name in adapted for side in "AB"]
         with gathered(parameters) as tensors:
             sides = tensors[len(names) :]
             pairs = dict(zip(adapted, zip(sides[::2], sides[1::2], strict=True), strict=True))
@@ -110,11 +103,7 @@ def merged(model: HeadedModel, bucket_bytes: int, *, here: bool) -> Iterator[lis
 def matrices(model: HeadedModel, *, here: bool) -> list[Named]:
     """`<weight>.lora_A` and `<weight>.lora_B` of every adapter; a collective."""
     _, adapters = split(model)
-    named = {
-        f"{name}.lora_{side}": parameter
-        for name, pair in adapters.items()
-        for side, parameter in (("A", pair.a), ("B", pair.b))
-    }
+    named = {f"{name}.lora_{side}": pair[side] for name, pair in adapters.items() for side in "AB"}
     with gathered(list(named.values())) as tensors:
         return [(name, tensor.clone()) for name, tensor in zip(named, tensors, strict=True)] if here else []
 

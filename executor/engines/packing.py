@@ -50,15 +50,15 @@ class MicroBatch:
 
     def rows(self, flat: Tensor) -> Tensor:
         """(N,) values of all response tokens to (B, T), zeros on the right; keeps the gradient."""
-        lengths = [sample.num_tokens for sample in self.samples]
-        parts = flat.split(lengths)
-        return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+        return torch.nn.utils.rnn.pad_sequence(list(flat.split(self._lengths)), batch_first=True)
 
     def split(self, flat: Tensor) -> list[Floats]:
         """(N,) values of all response tokens to one array a sample."""
-        lengths = [sample.num_tokens for sample in self.samples]
-        parts = flat.detach().float().cpu().split(lengths)
-        return [part.numpy().copy() for part in parts]
+        return [part.numpy().copy() for part in flat.detach().float().cpu().split(self._lengths)]
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [sample.num_tokens for sample in self.samples]
 
 
 def micro_batches(
@@ -98,14 +98,9 @@ def micro_batch(
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     tokens, positions, starts = _packed(rows) if packed else _padded(rows)
     index, targets = _selected(samples, rows, starts, lengths, select)
-    return MicroBatch(
-        samples=tuple(samples),
-        places=places,
-        tokens=torch.from_numpy(tokens).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        index=torch.from_numpy(index).to(device),
-        targets=torch.from_numpy(targets).to(device),
-    )
+    arrays = {"tokens": tokens, "positions": positions, "index": index, "targets": targets}
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    return MicroBatch(samples=tuple(samples), places=places, **tensors)
 
 
 def filler(device: torch.device | str = "cpu") -> MicroBatch:

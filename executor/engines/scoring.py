@@ -10,7 +10,6 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,9 @@ logger = logging.getLogger(__name__)
 class ForwardPasses:
     """A module with its head, evaluated without gradients."""
 
-    def __init__(self, spec: EngineSpec, model: HeadedModel, module: Callable[..., Any]) -> None:
+    def __init__(
+        self, spec: EngineSpec, model: HeadedModel, module: Callable[..., tuple[Tensor, Tensor]]
+    ) -> None:
         """`module` is what is called: the model itself or DeepSpeed's engine around it."""
         self.spec, self.model, self.module = spec, model, module
         self.device = device.own()
@@ -85,10 +86,7 @@ class ForwardPasses:
 
     def call(self, batch: MicroBatch, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(outputs, entropies) of one micro-batch."""
-        outputs: tuple[Tensor, Tensor] = self.module(
-            batch.tokens, batch.positions, batch.index, batch.targets, entropy
-        )
-        return outputs
+        return self.module(batch.tokens, batch.positions, batch.index, batch.targets, entropy)
 
     def _rounds(self, mine: int) -> int:
         """Micro-batches that every rank runs."""

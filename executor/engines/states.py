@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from executor.engines import device
-from executor.engines.scoring import trim
+from executor.engines.scoring import ForwardPasses, trim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.units import GIB
 
@@ -181,7 +181,7 @@ class Storages:
         self._file.unlink()
 
 
-class Movable(ABC):
+class Movable(ForwardPasses, ABC):
     """An engine whose storages leave memory and come back: its states, and with them its weights."""
 
     _states: Storages | None = None
@@ -236,12 +236,14 @@ class Movable(ABC):
             )
         return sum(part.nbytes for part in parts)
 
-    def _forget(self) -> None:
-        """What is away stays away, files too are gone: the engine ends."""
+    def close(self) -> None:
+        """Free everything; what is away stays away, and its files are gone."""
         for away in (self._weights, self._states):
             if away is not None:
                 away.drop()
         self._weights = self._states = self._hosts = None
+        del self.model, self.module
+        trim()
 
 
 def _memory(storage: torch.UntypedStorage) -> memoryview:

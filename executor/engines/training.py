@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from executor.engines.protocols import ChannelSpec, EngineSpec, ScoringEngine, TrainingEngine
 from executor.engines.teachers import Teachers
-from executor.machine.nvidia import LEAST_DRIVER
+from executor.machine.facts import LEAST_DRIVER
 from executor.sockets import listener
 from rlhfsim.errors import RlhfsimError
 
@@ -89,7 +89,7 @@ def stop() -> None:
     """Leave the process group; engines must be closed before."""
     import torch.distributed
 
-    for module in ("executor.engines.deepspeed.process_groups", "executor.engines.fsdp2.build"):
+    for module in ("executor.engines.deepspeed.process_groups", "executor.engines.fsdp2.engine"):
         if module in sys.modules:
             sys.modules[module].forget()
     if torch.distributed.is_initialized():

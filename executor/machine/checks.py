@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from executor.machine.facts import ABSENT, SHARED, Facts
-from executor.machine.nvidia import LEAST_DRIVER, version
+from executor.machine.facts import ABSENT, LEAST_DRIVER, SHARED, Facts, version
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.profile_files import find_profile
 from rlhfsim.units import GIB
@@ -82,7 +81,7 @@ def not_checked(name: str, why: str) -> Check:
 
 
 def _driver(facts: Facts) -> Check:
-    torch = f"torch {facts.torch}" if facts.torch else "torch"
+    torch = f"torch {facts.torch}"
     if facts.driver is None:
         if facts.no_gpus == ABSENT:
             return not_checked("driver", ABSENT)

@@ -1,4 +1,7 @@
-"""Facts of this node: read from the kernel, from files and from three commands that have a time limit."""
+"""Facts of this node: read from the kernel, from files and from three commands that have a time limit.
+
+`nvidia-smi` tells of the driver, the GPUs and the links between them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import resource
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,14 +19,32 @@ from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
-from executor.machine.nvidia import QUERY, TOPOLOGY, Gpu, fewest_links, parse_query
 from rlhfsim.provenance import installed_version
-from rlhfsim.units import KIB
+from rlhfsim.units import KIB, MIB
 
 COMMAND_S = 6.0
 """Most that a command may take; without persistence mode nvidia-smi needs about a second a GPU."""
 SHARED = Path("/dev/shm")
 ABSENT, SILENT = "no nvidia-smi here", "nvidia-smi is here and does not answer"
+
+QUERY, TOPOLOGY = ("nvidia-smi", "-q", "-x"), ("nvidia-smi", "topo", "-m")
+LEAST_DRIVER: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+"""Oldest Linux driver by the major version of CUDA (NVIDIA, CUDA Compatibility: minor versions)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as the driver shows it."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: float
+    used_bytes: float
+    mig: bool
+    """It is cut into instances, between which neither NCCL nor CUDA IPC works."""
+    fabric: str
+    """State of its NVSwitch fabric: `Completed`, `In Progress`, or `N/A` where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +122,22 @@ def read(out: Path, visible: str | None) -> Facts:
     )
 
 
+def libraries(*names: str) -> dict[str, str]:
+    """Versions of those libraries that are installed, vLLM also under its name for CPUs alone."""
+    return {name: found for name in names if (found := installed_version(name, f"{name}-cpu", missing=""))}
+
+
+def memory(key: str) -> float:
+    """Bytes of host memory by a key of /proc/meminfo; 0 where it has none."""
+    return _stated("/proc/meminfo", key) * KIB
+
+
+def _stated(file: str, key: str) -> float:
+    """The number behind a key in a file of the kernel; 0 where it has none."""
+    match = re.search(rf"^{key}:?\s*(\d+)", Path(file).read_text(), re.MULTILINE)
+    return float(match[1]) if match else 0.0
+
+
 def _said(command: tuple[str, ...]) -> str | None:
     """What a command prints; None: it is not there, fails, or takes too long."""
     with suppress(OSError, subprocess.TimeoutExpired):
@@ -127,11 +165,8 @@ def _torch_cuda() -> str | None:
     """CUDA of the installed torch, without importing it: that takes long on a shared file system."""
     spec = find_spec("torch")
     file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    match = (
-        re.search(r"^cuda\b.*=\s*'([\d.]+)'", file.read_text(), re.MULTILINE)
-        if file and file.is_file()
-        else None
-    )
+    text = file.read_text() if file and file.is_file() else ""
+    match = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
     return match[1] if match else None
 
 
@@ -143,7 +178,7 @@ def _limit(which: int) -> int | None:
 
 def _processes() -> int | None:
     """The user's or the container's limit, whichever is lower."""
-    limits = [_limit(resource.RLIMIT_NPROC), _group("pids.max")]
+    limits = _limit(resource.RLIMIT_NPROC), _group("pids.max")
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -155,8 +190,7 @@ def _group(name: str) -> int | None:
 
 
 def _free_bytes() -> float:
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    free = float(match[1]) * KIB if match else 0.0
+    free = memory("MemAvailable")
     most, used = _group("memory.max"), _group("memory.current")
     if most is None or used is None:
         return free
@@ -166,9 +200,7 @@ def _free_bytes() -> float:
 def _cached() -> int:
     """Bytes of files that the container's kernel would drop for memory."""
     with suppress(OSError):
-        text = Path("/sys/fs/cgroup/memory.stat").read_text()
-        match = re.search(r"^inactive_file (\d+)", text, re.MULTILINE)
-        return int(match[1]) if match else 0
+        return int(_stated("/sys/fs/cgroup/memory.stat", "inactive_file"))
     return 0
 
 
@@ -179,3 +211,50 @@ def _names(folder: Path) -> tuple[str, ...]:
 def _ports() -> int:
     first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     return int(last) - int(first) + 1
+
+
+def parse_query(text: str) -> tuple[str, tuple[Gpu, ...]]:
+    """Driver version and GPUs from the XML of `nvidia-smi -q -x`.
+
+    Raises:
+        ElementTree.ParseError: it is no such XML.
+    """
+    root = ElementTree.fromstring(text)
+    gpus = [
+        Gpu(
+            index=index,
+            name=gpu.findtext("product_name", "unknown"),
+            uuid=gpu.findtext("uuid", ""),
+            memory_bytes=_bytes(gpu.findtext("fb_memory_usage/total", "")),
+            used_bytes=_bytes(gpu.findtext("fb_memory_usage/used", "")),
+            mig=gpu.findtext("mig_mode/current_mig") == "Enabled",
+            fabric=gpu.findtext("fabric/state", "N/A"),
+        )
+        for index, gpu in enumerate(root.iter("gpu"))
+    ]
+    return root.findtext("driver_version", ""), tuple(gpus)
+
+
+def _bytes(text: str) -> float:
+    match = re.match(r"(\d+) MiB", text)
+    return float(match[1]) * MIB if match else 0.0
+
+
+def fewest_links(text: str) -> int | None:
+    """NVLinks between the two GPUs that have the fewest, from `nvidia-smi topo -m`; None: one GPU."""
+    rows = [re.sub(r"\x1b\[\d*m", "", line).split() for line in text.splitlines()]
+    head = next((row for row in rows if row[:1] == ["GPU0"] and row[1:2] != ["X"]), [])
+    count = sum(name.startswith("GPU") and name[3:].isdigit() for name in head)
+    links = [
+        int(cell[2:]) if re.fullmatch(r"NV\d+", cell) else 0
+        for row in rows
+        if row and row[0] in head[:count] and row is not head
+        for cell in row[1 : 1 + count]
+        if cell != "X"
+    ]
+    return min(links, default=None)
+
+
+def version(text: str) -> tuple[int, ...]:
+    """`580.65.06` as numbers that compare."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))

@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from executor.microbench.setup import ProbeSetup, samples
+from executor.microbench.setup import ProbeSetup
 from rlhfsim.specs.hardware.measured import Measured, summarise
 
 GRID = ((2.0, 8.0, 32.0), (16.0, 128.0, 512.0), (1.0, 4.0), (32.0, 128.0))
@@ -28,7 +28,7 @@ def measure(setup: ProbeSetup) -> list[Measured]:
         def attend(q: torch.Tensor = q, k: torch.Tensor = k) -> torch.Tensor:
             return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
 
-        taken = samples(attend, setup.repeats(8, 4), setup.device)
+        taken = setup.samples(attend, 8, 4)
         points.append(
             summarise(
                 "attention", taken, "s", "torch SDPA, causal, forward", at=(streams, length, queries, width)

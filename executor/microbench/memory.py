@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from executor.microbench.setup import ProbeSetup, samples
+from executor.microbench.setup import ProbeSetup
 from rlhfsim.specs.hardware.measured import Measured, summarise
 from rlhfsim.units import MIB
 
@@ -33,7 +33,7 @@ def measure(setup: ProbeSetup) -> list[Measured]:
 def _copy(setup: ProbeSetup, size: int) -> Measured:
     x = torch.ones(size // 4, device=setup.device)
     y = torch.empty_like(x)
-    taken = samples(lambda: y.copy_(x), setup.repeats(20, 8), setup.device)
+    taken = setup.samples(lambda: y.copy_(x), 20, 8)
     who = "one thread" if setup.device == "cpu" else "one GPU"
     return summarise(
         "memory_copy",
@@ -53,7 +53,7 @@ def _serialised(setup: ProbeSetup) -> Measured:
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
 
-    taken = samples(there_and_back, setup.repeats(10, 5), "cpu")
+    taken = setup.samples(there_and_back, 10, 5)
     return summarise(
         "serialised_copy",
         [2 * SERIALISED / t for t in taken],
@@ -103,12 +103,12 @@ def _host_device(setup: ProbeSetup, size: int) -> list[Measured]:
     """Pinned copies both ways, pageable ones, and the start of a copy; run over fakes alone."""
     on_gpu = torch.ones(size // 4, device="cuda")
     pinned, plain = torch.ones(size // 4).pin_memory(), torch.ones(size // 4)
-    few, n = torch.ones(16).pin_memory(), setup.repeats(20, 8)
+    few = torch.ones(16).pin_memory()
     target = torch.empty(16, device="cuda")
     moved = f"{size // int(MIB)} MiB"
 
     def rate(name: str, call: Any, words: str) -> Measured:
-        return summarise(name, [size / t for t in samples(call, n, "cuda")], "byte/s", words)
+        return summarise(name, [size / t for t in setup.samples(call, 20, 8)], "byte/s", words)
 
     def small() -> None:
         target.copy_(few, non_blocking=True)
@@ -126,5 +126,5 @@ def _host_device(setup: ProbeSetup, size: int) -> list[Measured]:
             f"pinned copy of {moved} from the GPU",
         ),
         rate("pageable_copy", lambda: on_gpu.copy_(plain), f"pageable copy of {moved} to the GPU"),
-        summarise("copy_latency", samples(small, n, "cuda"), "s", "pinned copy of 64 B and wait"),
+        summarise("copy_latency", setup.samples(small, 20, 8), "s", "pinned copy of 64 B and wait"),
     ]

@@ -6,7 +6,7 @@ import torch
 
 from executor.engines.optimizers import adam
 from executor.engines.protocols import EngineSpec
-from executor.microbench.setup import ProbeSetup, samples
+from executor.microbench.setup import ProbeSetup
 from executor.settings import Optimizer
 from rlhfsim.specs.hardware.measured import Measured, summarise
 from rlhfsim.specs.placement.layout import Layout
@@ -33,7 +33,7 @@ def _step(setup: ProbeSetup, spec: EngineSpec, size: int) -> Measured:
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
 
-    taken = samples(step, setup.repeats(12, 5), setup.device)
+    taken = setup.samples(step, 12, 5)
     return summarise(
         "optimizer_step",
         taken,

@@ -38,24 +38,23 @@ class ProbeSetup:
         """How often to repeat."""
         return quick if self.quick else full
 
+    def samples(self, call: Callable[[], object], full: int, quick: int) -> list[float]:
+        """Seconds per call: a warm-up that also chooses how many calls make a sample, then the repeats."""
+        inner = 1
+        for _ in range(2):
+            inner = max(1, int(LEAST_S / max(1e-9, timed(call, self.device, inner))))
+        seconds: list[float] = []
+        started = time.perf_counter()
+        while len(seconds) < self.repeats(full, quick):
+            seconds.append(timed(call, self.device, inner))
+            if len(seconds) >= FEWEST and time.perf_counter() - started > MOST_S:
+                break
+        return seconds
+
 
 def unavailable(reason: str) -> RlhfsimError:
     """The error of a probe that cannot run here; its coefficients keep their priors."""
     return RlhfsimError("not-measured", reason)
-
-
-def samples(call: Callable[[], object], repeats: int, device: str) -> list[float]:
-    """Seconds per call: a warm-up that also chooses how many calls make a sample, then `repeats` samples."""
-    inner = 1
-    for _ in range(2):
-        inner = max(1, int(LEAST_S / max(1e-9, timed(call, device, inner))))
-    seconds: list[float] = []
-    started = time.perf_counter()
-    while len(seconds) < repeats:
-        seconds.append(timed(call, device, inner))
-        if len(seconds) >= FEWEST and time.perf_counter() - started > MOST_S:
-            break
-    return seconds
 
 
 def timed(call: Callable[[], object], device: str, count: int = 1) -> float:

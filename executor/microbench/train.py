@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from executor.microbench.setup import ProbeSetup, samples
+from executor.microbench.setup import ProbeSetup
 from executor.tasks import tiny
 from rlhfsim.specs.hardware.measured import HEADS, HIDDEN, KV_HEADS, Measured, summarise
 
@@ -33,7 +33,7 @@ def _pass(setup: ProbeSetup, layers: int) -> Measured:
     def step() -> None:
         model(input_ids=ids).logits.float().mean().backward()
 
-    taken = samples(step, setup.repeats(20, 8), setup.device)
+    taken = setup.samples(step, 20, 8)
     at = (float(layers), float(SEQUENCES * LENGTH), float(LENGTH))
     return summarise(
         "train_pass",

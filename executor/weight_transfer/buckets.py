@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,87 +24,97 @@ BUFFERS = 2
 """One is filled while the other travels."""
 
 
+@dataclass
 class SentBuckets(ABC):
     """Sender of buckets: fill a buffer, publish its header, let it travel."""
 
-    def __init__(self, spec: ChannelSpec, control: Control) -> None:
-        self.spec, self.control = spec, control
-        self.buffers: list[Tensor] = []
-        self.prefix, self.count = "", 0
+    spec: ChannelSpec
+    control: Control
+    prefix: str = ""
+    count: int = 0
+    buffers: list[Tensor] = field(default_factory=list)
+    travelling: dict[int, Any] = field(default_factory=dict)
+    """Number of a bucket that receivers still read -> what `_start` returned of it."""
 
     def send(self, prefix: str, version: int, weights: GatheredWeights) -> int:
         """Move everything; the number of buckets."""
-        self.prefix, self.count = prefix, 0
-        self._begin()
+        self.prefix, self.count, self.travelling = prefix, 0, {}
+        self.buffers = self._new_buffers()
         tensors = (named for bucket in weights for named in bucket)
         for bucket in pack(tensors, self.spec.bucket_bytes, self._free_buffer):
-            self._deliver(self.count, bucket)
+            self.control.put(f"{prefix}bucket/{self.count}", bucket.header())
+            self.travelling[self.count] = self._start(bucket)
             self.count += 1
         self.control.put(f"{prefix}bucket/{self.count}", {"end": True})
         return self.count
 
     def finish(self, version: int) -> None:
         """Wait for what travels, drop headers and buffers: between transfers their memory is training's."""
-        self._settle()
+        for number in list(self.travelling):
+            self._settle(number)
         self.buffers = []
         self.control.forget([f"{self.prefix}bucket/{i}" for i in range(self.count + 1)])
+
+    def _free_buffer(self, number: int) -> Tensor:
+        """The buffer of bucket `number`, once nobody reads the bucket that it held."""
+        self._settle(number - BUFFERS)
+        return self.buffers[number % BUFFERS]
+
+    def _settle(self, number: int) -> None:
+        if number in self.travelling:
+            self._wait(number, self.travelling.pop(number))
 
     @abstractmethod
     def close(self) -> None:
         """Remove buffers or the group."""
 
     @abstractmethod
-    def _begin(self) -> None:
-        """Make the buffers of a transfer."""
+    def _new_buffers(self) -> list[Tensor]:
+        """The buffers of a transfer, which receivers can reach."""
 
     @abstractmethod
-    def _free_buffer(self, number: int) -> Tensor:
-        """The buffer of bucket `number`, once nobody reads the bucket that it held."""
+    def _start(self, bucket: Bucket) -> Any:
+        """Let a bucket travel whose header is published; what `_wait` is given."""
 
     @abstractmethod
-    def _deliver(self, number: int, bucket: Bucket) -> None:
-        """Publish a filled bucket."""
-
-    @abstractmethod
-    def _settle(self) -> None:
-        """Wait until all receivers have all buckets."""
-
-    def _publish(self, number: int, bucket: Bucket) -> None:
-        self.control.put(f"{self.prefix}bucket/{number}", bucket.header())
+    def _wait(self, number: int, started: Any) -> None:
+        """Wait until all receivers have bucket `number`."""
 
 
+@dataclass
 class ReceivedBuckets(ABC):
     """Receiver of buckets."""
 
-    def __init__(self, spec: ChannelSpec, control: Control, index: int) -> None:
-        self.spec, self.control, self.index = spec, control, index
-        self.buckets = 0
+    spec: ChannelSpec
+    control: Control
+    index: int
+    prefix: str = ""
+    buckets: int = 0
 
     def receive(self, prefix: str, load: Load) -> int:
         """Load everything in the order sent; the number of buckets."""
-        self.buckets = 0
-        self._begin(prefix)
-        for tensors in unpack(self._received(prefix)):
+        self.prefix, self.buckets = prefix, 0
+        self._begin()
+        for tensors in unpack(self._received()):
             load(tensors)
         return self.buckets
 
-    def _received(self, prefix: str) -> Iterator[Bucket]:
+    def _received(self) -> Iterator[Bucket]:
         while True:
-            header = self.control.take(
-                f"{prefix}bucket/{self.buckets}", f"the sender's bucket {self.buckets}"
-            )
+            number = self.buckets
+            header = self.control.take(f"{self.prefix}bucket/{number}", f"the sender's bucket {number}")
             if "end" in header:
                 return
-            bucket = Bucket(self._fetch(prefix, self.buckets, header["bytes"]), parts_of(header))
+            bucket = Bucket(self._fetch(number, header["bytes"]), parts_of(header["parts"]))
             self.buckets += 1
             yield bucket
 
     @abstractmethod
-    def _begin(self, prefix: str) -> None:
+    def _begin(self) -> None:
         """Join the sender."""
 
     @abstractmethod
-    def _fetch(self, prefix: str, number: int, size: int) -> Tensor:
+    def _fetch(self, number: int, size: int) -> Tensor:
         """The bytes of a bucket, (size,) uint8."""
 
     @abstractmethod
@@ -158,33 +169,21 @@ class BroadcastSender(SentBuckets):
 
     group: _Group | None = None
 
-    def _begin(self) -> None:
+    def _new_buffers(self) -> list[Tensor]:
         self.group = self.group or _Group(self.spec, self.control, 0)
-        size = self.spec.bucket_bytes
-        self.buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(BUFFERS)]
-        self.works: dict[int, Any] = {}
+        return [torch.zeros(self.spec.bucket_bytes, dtype=torch.uint8) for _ in range(BUFFERS)]
 
-    def _free_buffer(self, number: int) -> Tensor:
-        self._wait(number - BUFFERS)
-        return self.buffers[number % BUFFERS]
-
-    def _deliver(self, number: int, bucket: Bucket) -> None:
+    def _start(self, bucket: Bucket) -> Any:
         assert self.group is not None
-        self._publish(number, bucket)
-        self.works[number] = self.group.broadcast(bucket.flat)
+        return self.group.broadcast(bucket.flat)
 
-    def _settle(self) -> None:
-        for number in list(self.works):
-            self._wait(number)
-
-    def _wait(self, number: int) -> None:
-        if number in self.works:
-            assert self.group is not None
-            self.group.wait(self.works.pop(number), f"the receivers to take bucket {number}")
+    def _wait(self, number: int, started: Any) -> None:
+        assert self.group is not None
+        self.group.wait(started, f"the receivers to take bucket {number}")
 
     def close(self) -> None:
         """Leave the group."""
-        self.works, self.buffers, self.group = {}, [], None
+        self.travelling, self.buffers, self.group = {}, [], None
 
 
 class BroadcastReceiver(ReceivedBuckets):
@@ -192,10 +191,10 @@ class BroadcastReceiver(ReceivedBuckets):
 
     group: _Group | None = None
 
-    def _begin(self, prefix: str) -> None:
+    def _begin(self) -> None:
         self.group = self.group or _Group(self.spec, self.control, self.index + 1)  # waits for the sender
 
-    def _fetch(self, prefix: str, number: int, size: int) -> Tensor:
+    def _fetch(self, number: int, size: int) -> Tensor:
         assert self.group is not None
         flat = torch.empty(size, dtype=torch.uint8)
         self.group.wait(self.group.broadcast(flat), f"the bytes of bucket {number}")
@@ -209,53 +208,49 @@ class BroadcastReceiver(ReceivedBuckets):
 class SharedSender(SentBuckets):
     """Double-buffered shared memory; buffer i is written again when all receivers copied bucket i out."""
 
-    def _begin(self) -> None:
-        self.paths = [shared_memory.path_of(self.spec, str(i)) for i in range(BUFFERS)]
-        self.unread: list[int] = []
-        self.buffers = [shared_memory.create(path, self.spec.bucket_bytes) for path in self.paths]
-        self.control.put(self.prefix + "files", [str(path) for path in self.paths])
+    @property
+    def _paths(self) -> list[Path]:
+        return [shared_memory.path_of(self.spec, str(i)) for i in range(BUFFERS)]
 
-    def _free_buffer(self, number: int) -> Tensor:
-        self._await(number - BUFFERS)
-        return self.buffers[number % BUFFERS]
+    def _new_buffers(self) -> list[Tensor]:
+        buffers = [shared_memory.create(path, self.spec.bucket_bytes) for path in self._paths]
+        self.control.put(self.prefix + "files", [str(path) for path in self._paths])
+        return buffers
 
-    def _deliver(self, number: int, bucket: Bucket) -> None:
-        self._publish(number, bucket)
-        self.unread.append(number)
+    def _start(self, bucket: Bucket) -> None:
+        """Its bytes are there."""
 
-    def _settle(self) -> None:
-        for number in list(self.unread):
-            self._await(number)
+    def _wait(self, number: int, started: None) -> None:
+        keys = [f"{self.prefix}ack/{number}/{i}" for i in range(self.spec.receivers)]
+        self.control.wait(keys, f"the receivers to copy bucket {number}")
+        self.control.forget(keys)
+
+    def finish(self, version: int) -> None:
+        """Wait until all is copied out, and remove the buffers."""
+        super().finish(version)
         self.control.forget([self.prefix + "files"])
         self.close()
-
-    def _await(self, number: int) -> None:
-        if number in self.unread:
-            keys = [f"{self.prefix}ack/{number}/{i}" for i in range(self.spec.receivers)]
-            self.control.wait(keys, f"the receivers to copy bucket {number}")
-            self.control.forget(keys)
-            self.unread.remove(number)
 
     def close(self) -> None:
         """Remove the buffers."""
         self.buffers = []
-        shared_memory.remove(shared_memory.path_of(self.spec, str(i)) for i in range(BUFFERS))
+        shared_memory.remove(self._paths)
 
 
 class SharedReceiver(ReceivedBuckets):
     """Copies each bucket out and says so."""
 
-    def _begin(self, prefix: str) -> None:
-        self.mapped: list[Tensor] = []
+    mapped: Sequence[Tensor] = ()
 
-    def _fetch(self, prefix: str, number: int, size: int) -> Tensor:
-        if not self.mapped:
-            files = self.control.take(prefix + "files", "the sender's shared buffers")
-            self.mapped = [shared_memory.attach(Path(file), self.spec.bucket_bytes) for file in files]
+    def _begin(self) -> None:
+        files = self.control.take(self.prefix + "files", "the sender's shared buffers")
+        self.mapped = [shared_memory.attach(Path(file), self.spec.bucket_bytes) for file in files]
+
+    def _fetch(self, number: int, size: int) -> Tensor:
         flat = self.mapped[number % BUFFERS][:size].clone()
-        self.control.put(f"{prefix}ack/{number}/{self.index}", True)
+        self.control.put(f"{self.prefix}ack/{number}/{self.index}", True)
         return flat
 
     def close(self) -> None:
         """Drop the mappings."""
-        self.mapped = []
+        self.mapped = ()

@@ -8,21 +8,24 @@
 Between GPUs vLLM's own engines carry broadcast and ipc (`executor.engines.vllm.transfer`): a route that a
 sender or receiver is given. A transfer is begun and ended through the store of `Control`; every receiver
 takes part in every transfer, and a side that was restarted needs a new channel. Both ends compute a checksum;
-the sender compares them. Where only changes travel (`changes_only`), both ends keep a copy in host
-memory, the checksums are of the whole weights, and the bytes are those that travelled.
+the sender compares them. Where only changes travel (`changes_only`: positions and new values of the elements
+that changed since the last transfer), both ends keep a copy in host memory, the checksums are of the whole
+weights, and the bytes are those that travelled.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
+
+import torch
+from torch import Tensor
 
 from executor.engines.protocols import ChannelSpec
 from executor.samples import Transfer
 from executor.weight_transfer.buckets import BroadcastReceiver, BroadcastSender, SharedReceiver, SharedSender
-from executor.weight_transfer.changes import Patched, Snapshot
 from executor.weight_transfer.control import Control
 from executor.weight_transfer.files import ReceivedFolder, ReceivedHostFile, SentFolder, SentHostFile
 from executor.weight_transfer.merge import merged
@@ -72,6 +75,10 @@ _INCOMING: Mapping[Transport, IncomingRoute] = {
 
 MERGED_AT_ONCE = 32
 """Tensors: float32 copies of a whole model would not fit into host memory."""
+POSITIONS, VALUES = "#positions", "#values"
+"""What follows a tensor's name where only its changes travel."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Elements are compared and copied as bits: -0.0 is not 0.0, and NaN is itself."""
 
 
 class Sender:
@@ -144,8 +151,7 @@ class Receiver:
         self.index = index
         self.transfers = 0
         self._make_route = route or _INCOMING[spec.transport]
-        self._control: Control | None = None
-        self._route: Incoming | None = None
+        self._ends: tuple[Control, Incoming] | None = None
         self._patched = Patched() if spec.changes_only else None
 
     def receive(self, version: int, load: Load) -> Transfer:
@@ -181,16 +187,16 @@ class Receiver:
 
     def close(self) -> None:
         """Let go of groups, mappings and the store."""
-        if self._route is not None:
-            self._route.close()
-        if self._control is not None:
-            self._control.close()
+        if self._ends is not None:
+            control, route = self._ends
+            route.close()
+            control.close()
 
     def _connected(self) -> tuple[Control, Incoming]:
-        if self._control is None or self._route is None:
-            self._control = Control(self.spec, master=False)
-            self._route = self._make_route(self.spec, self._control, self.index)
-        return self._control, self._route
+        if self._ends is None:
+            control = Control(self.spec, master=False)
+            self._ends = control, self._make_route(self.spec, control, self.index)
+        return self._ends
 
     def _join(self, control: Control, prefix: str, version: int) -> None:
         sent = control.take(prefix + "begin", f"the sender to begin version {version}")
@@ -214,3 +220,56 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, RlhfsimError):
         return error.message
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class Snapshot:
+    """What the sender sent last, in host memory."""
+
+    def __init__(self) -> None:
+        self._bits: dict[str, Tensor] = {}
+
+    def changes(self, tensors: Sequence[Named]) -> list[Named]:
+        """What to send of these tensors: all of one that is new, or that changed by more than it saves."""
+        return [part for name, tensor in tensors for part in self._changes(name, tensor)]
+
+    def _changes(self, name: str, tensor: Tensor) -> Iterator[Named]:
+        now, before = _bits(tensor), self._bits.get(name)
+        if before is not None and now.numel() <= torch.iinfo(torch.int32).max:
+            at = (now != before).nonzero().view(-1)
+            if at.numel() * (now.element_size() + 4) < now.nbytes:
+                before[at] = now[at]
+                yield name + POSITIONS, at.to(torch.int32)
+                yield name + VALUES, now[at].view(tensor.dtype)
+                return
+        self._bits[name] = now.clone()
+        yield name, tensor
+
+
+class Patched:
+    """The weights of a receiver, in host memory, brought up to date by what changed."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, Tensor] = {}
+        self._positions: dict[str, Tensor] = {}
+        """Positions in tensors whose new values have not arrived yet."""
+
+    def applied(self, tensors: Sequence[Named]) -> list[Named]:
+        """The whole tensors that these parts make; they may be split between two calls."""
+        return [whole for name, tensor in tensors for whole in self._applied(name, tensor)]
+
+    def _applied(self, name: str, tensor: Tensor) -> Iterator[Named]:
+        if name.endswith(POSITIONS):
+            self._positions[name.removesuffix(POSITIONS)] = tensor.long()
+        elif name.endswith(VALUES):
+            name = name.removesuffix(VALUES)
+            whole = self._whole[name]
+            whole.view(-1).view(_BITS[whole.element_size()])[self._positions.pop(name)] = _bits(tensor)
+            yield name, whole
+        else:
+            self._whole[name] = tensor.clone()
+            yield name, self._whole[name]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The elements as integers, (elements,) in host memory."""
+    return tensor.detach().cpu().contiguous().view(-1).view(_BITS[tensor.element_size()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from executor.weight_transfer.packing import (
     aligned,
     as_bytes,
     describe,
+    parts_of,
     unpack,
 )
 
@@ -53,15 +55,37 @@ class FlatFile:
 def read_flat(table: Mapping[str, Any]) -> Iterator[list[Named]]:
     """Views of the mapped file, a bucket at a time; no copy."""
     flat = shared_memory.attach(Path(table["path"]), table["bytes"])
-    return unpack(Bucket(flat, [TensorPart(*fields) for fields in parts]) for parts in table["buckets"])
+    return unpack(Bucket(flat, parts_of(parts)) for parts in table["buckets"])
 
 
-class SentHostFile:
+@dataclass
+class _Written:
+    """A sender that writes the whole model, and then says where."""
+
+    spec: ChannelSpec
+    control: Control
+    prefix: str = ""
+
+
+@dataclass
+class _Read:
+    """Its receiver."""
+
+    spec: ChannelSpec
+    control: Control
+    index: int
+
+    def close(self) -> None:
+        """Nothing is kept between transfers."""
+
+
+class SentHostFile(_Written):
     """Sender of `host`."""
 
-    def __init__(self, spec: ChannelSpec, control: Control) -> None:
-        self.control = control
-        self.path = shared_memory.path_of(spec, "model")
+    @property
+    def path(self) -> Path:
+        """The file in shared memory."""
+        return shared_memory.path_of(self.spec, "model")
 
     def send(self, prefix: str, version: int, weights: GatheredWeights) -> int:
         """Write and announce the file; one bucket."""
@@ -82,11 +106,8 @@ class SentHostFile:
         shared_memory.remove([self.path])
 
 
-class ReceivedHostFile:
+class ReceivedHostFile(_Read):
     """Receiver of `host`."""
-
-    def __init__(self, spec: ChannelSpec, control: Control, index: int) -> None:
-        self.control = control
 
     def receive(self, prefix: str, load: Load) -> int:
         """Load everything in the order sent."""
@@ -94,16 +115,14 @@ class ReceivedHostFile:
             load(tensors)
         return 1
 
-    def close(self) -> None:
-        """Nothing is kept between transfers."""
 
-
-class SentFolder:
+class SentFolder(_Written):
     """Sender of `disk`."""
 
-    def __init__(self, spec: ChannelSpec, control: Control) -> None:
-        self.control = control
-        self.folder = Path(spec.folder) / spec.name
+    @property
+    def folder(self) -> Path:
+        """Where its files lie."""
+        return Path(self.spec.folder) / self.spec.name
 
     def send(self, prefix: str, version: int, weights: GatheredWeights) -> int:
         """Write `weights-<version>`, one safetensors file a bucket, and announce it; the number of files.
@@ -142,11 +161,8 @@ class SentFolder:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class ReceivedFolder:
+class ReceivedFolder(_Read):
     """Receiver of `disk`."""
-
-    def __init__(self, spec: ChannelSpec, control: Control, index: int) -> None:
-        self.control = control
 
     def receive(self, prefix: str, load: Load) -> int:
         """Load everything in the order sent; the number of files."""
@@ -157,6 +173,3 @@ class ReceivedFolder:
             with safe_open(Path(table["folder"]) / file, framework="pt") as opened:
                 load([(name, opened.get_tensor(name)) for name in names])
         return len(table["order"])
-
-    def close(self) -> None:
-        """Nothing is kept between transfers."""

@@ -25,6 +25,8 @@ def merged(adapters: Iterable[Named], base_model: str, scale: float) -> Iterator
     Siblings (all weights under the module's parent) go along because engines fuse q, k, v and gate, up into
     one weight that is loaded as a whole or not at all.
     """
+    from safetensors import safe_open
+
     pairs = _pairs(adapters)
     index = weight_files(Path(base_model))
     if not index:
@@ -37,7 +39,8 @@ def merged(adapters: Iterable[Named], base_model: str, scale: float) -> Iterator
     touched = {_parent(name) for name in pairs}
     for name in index:
         if _parent(name) in touched:
-            full = read(index[name], name).to(torch.float32)
+            with safe_open(index[name], framework="pt") as opened:
+                full = opened.get_tensor(name).to(torch.float32)
             if pair := pairs.get(name):
                 a, b = (pair[side].to(device="cpu", dtype=torch.float32) for side in "AB")
                 full = full + scale * (b @ a)
@@ -57,15 +60,6 @@ def weight_files(folder: Path) -> dict[str, Path]:
         with safe_open(path, framework="pt") as opened:
             files.update(dict.fromkeys(opened.keys(), path))
     return files
-
-
-def read(path: Path, name: str) -> Tensor:
-    """One tensor of a safetensors file."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as opened:
-        tensor: Tensor = opened.get_tensor(name)
-    return tensor
 
 
 def _pairs(adapters: Iterable[Named]) -> dict[str, dict[str, Tensor]]:

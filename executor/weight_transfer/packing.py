@@ -6,9 +6,9 @@ A bucket holds whole tensors laid end to end; only a tensor larger than a bucket
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -69,17 +69,17 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 def num_bytes(tensors: Iterable[Named]) -> int:
     """Bytes of some tensors."""
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+    return sum(tensor.nbytes for _, tensor in tensors)
 
 
-def parts_of(header: Mapping[str, Any]) -> list[TensorPart]:
-    """What a header, or a file's table, says that lies where."""
-    return [TensorPart(*fields) for fields in header["parts"]]
+def parts_of(bucket: Iterable[Sequence[Any]]) -> list[TensorPart]:
+    """What a header, or a file's table, says that lies where in a bucket."""
+    return [TensorPart(*fields) for fields in bucket]
 
 
 def describe(name: str, tensor: Tensor, at: int = 0) -> TensorPart:
     """A whole tensor as one part."""
-    size = tensor.numel() * tensor.element_size()
+    size = tensor.nbytes
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorPart(name, dtype, tuple(tensor.shape), total=size, start=0, size=size, at=at)
 
@@ -139,14 +139,12 @@ class Digest:
 
     def __init__(self) -> None:
         self.hash = blake3()
-        self.bytes = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Count a whole tensor in."""
         part, data = describe(name, tensor), as_bytes(tensor)
         self.hash.update(json.dumps([part.name, part.dtype, part.shape]).encode())
         self.hash.update(data.numpy().data if data.device.type == "cpu" else sums(data))
-        self.bytes += part.total
 
     def hex(self) -> str:
         """The checksum."""
@@ -162,28 +160,28 @@ def sums(data: Tensor) -> bytes:
     return bytes(torch.cat(parts).cpu().view(torch.uint8).numpy())
 
 
+@dataclass(eq=False)
 class GatheredWeights:
     """The trainer's weights, gathered anew for every pass (a collective of its ranks), and their checksum.
 
     Iterating gives buckets, lists of (name, tensor).
     """
 
-    def __init__(self, gather: Callable[[], Iterator[list[Named]]], *, on_host: bool = False) -> None:
-        self._gather = gather
-        self._on_host = on_host
-        """Whether they travel through host memory, in which they are then counted."""
-        self._buckets: Iterator[list[Named]] | None = None
-        self.digest = Digest()
-        """Digest of the latest pass."""
-        self.reduce: Callable[[Sequence[Named]], list[Named]] | None = None
-        """What travels in place of some whole tensors; None: they do."""
-        self.sent_bytes = 0
-        """Bytes of the latest pass that travel."""
+    gather: Callable[[], Iterator[list[Named]]]
+    on_host: bool = False
+    """Whether they travel through host memory, in which they are then counted."""
+    digest: Digest = field(default_factory=Digest)
+    """Digest of the latest pass."""
+    reduce: Callable[[Sequence[Named]], list[Named]] | None = None
+    """What travels in place of some whole tensors; None: they do."""
+    sent_bytes: int = 0
+    """Bytes of the latest pass that travel."""
+    _buckets: Iterator[list[Named]] | None = None
 
     def __iter__(self) -> Iterator[list[Named]]:
-        self.digest, self.sent_bytes, self._buckets = Digest(), 0, self._gather()
+        self.digest, self.sent_bytes, self._buckets = Digest(), 0, self.gather()
         for bucket in self._buckets:
-            sent = [(name, tensor.cpu()) for name, tensor in bucket] if self._on_host else bucket
+            sent = [(name, tensor.cpu()) for name, tensor in bucket] if self.on_host else bucket
             for name, tensor in sent:
                 self.digest.add(name, tensor)
             parts = self.reduce(sent) if self.reduce else sent
@@ -193,7 +191,7 @@ class GatheredWeights:
     def exhaust(self) -> None:
         """Gather to the end and send nothing: other ranks wait in the collective."""
         if self._buckets is None:
-            self._buckets = self._gather()
+            self._buckets = self.gather()
         with suppress(ValueError):  # a transfer that hangs in a thread of its own is inside of it
             for _ in self._buckets:
                 pass

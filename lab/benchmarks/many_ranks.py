@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from executor.coordination.batching import balanced, optimizer_steps
 from executor.coordination.tracing import RunRecorder, Tags
 from executor.coordination.worker import Worker, WorkerIdentity
 from executor.coordination.worker_group import GroupSpec, WorkerGroup
+from executor.engines.balance import balanced, optimizer_steps
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec
 from executor.samples import LossSpec, Sample
@@ -102,10 +102,10 @@ def iteration(group: WorkerGroup, ranks: int, some: list[Sample], recorder: RunR
     """Two scoring calls and a training call."""
     for name in ("actor.logprob", "reference.logprob"):
         parts = [[some[i] for i in share] for share in balanced(some, ranks)]
-        tags = Tags(name=name, kind="logprob", step=0, version=0)
+        tags = Tags(name=name, step=0, version=0)
         scatter(group, "forward", parts, ("actor", "logprobs", tags), recorder)
     batches = optimizer_steps(some, ranks=ranks, mini_batches=1, epochs=1, seed=(0,))
-    tags = Tags(name="actor.train", kind="train", step=0, version=0)
+    tags = Tags(name="actor.train", step=0, version=0)
     scatter(group, "train", batches, ("actor", LossSpec(name="policy", settings={}), tags), recorder)
 
 

@@ -24,7 +24,7 @@ ON_A_GPU: dict[str, tuple[str, ...]] = {
     "engines/memory.py": ("_used",),
     "coordination/others.py": ("_of_gpu", "_nvml"),
     "coordination/gpu_faults.py": ("*",),
-    "machine/nvidia.py": ("*",),
+    "machine/facts.py": ("parse_query", "_bytes", "fewest_links", "version"),
     "microbench/memory.py": ("_host_device",),
 }
 """Module -> functions that nothing calls on a CPU; `*`: all of them."""

@@ -343,7 +343,7 @@ def _resumed(plan: Plan, scratch: Path) -> Iterator[Subject]:
             for rank in range(shape["ranks"]):
                 (folder / role / f"rank{rank}").write_text("weights")
 
-    place = checkpoints.save(scratch / "checkpoints", progress, owner, write, 1).folder
+    place = checkpoints.begin(scratch / "checkpoints", progress, owner, write, 1)().folder
     inner = f"run/checkpoints/{place.name}"
     files: dict[str, str | bytes] = {
         f"{inner}/{path.relative_to(place)}": path.read_bytes() for path in place.rglob("*") if path.is_file()

@@ -22,10 +22,8 @@ from executor.algorithms import iteration
 from executor.coordination import (
     buffer,
     failures,
-    lending,
     manifest,
     others,
-    rollout,
     router,
     saving,
     tracing,
@@ -50,8 +48,8 @@ from lab.schedules.world import Killed, World
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 
-CLOCKED = (failures, router, lending, saving, attempt, watch, tracing, worker, buffer)
-RAY = (failures, watch, worker_group, worker_groups, rollout, buffer)
+CLOCKED = (failures, router, saving, attempt, watch, tracing, worker, buffer)
+RAY = (failures, watch, worker_group, worker_groups, buffer)
 POOLED = (iteration, worker_groups, weights, manifest)
 _PREPARE = launcher.prepare
 LENT = 0.7
@@ -276,7 +274,7 @@ def simulated(question: Question, world: World, ending: Ending) -> Iterator[Disk
         patch(attempt.Run, "_link", linked),
         patch(buffer.Buffer, "publish", published),
         # no clock of this world says what lending saves
-        patch(lending.Lending, "pays", property(lambda _: bool(world.rng.random() < LENT))),
+        patch(router.Lending, "pays", property(lambda _: bool(world.rng.random() < LENT))),
         patch(buffer, "threading", SimpleNamespace(Condition=lambda: _Fed(ray))),
         patch(iteration._Feeder, "start", lambda feeder: setattr(ray, "feeder", feeder)),
         patch(iteration._Feeder, "close", lambda _: setattr(ray, "feeder", None)),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from executor.coordination.batching import balanced, optimizer_steps
+from executor.engines.balance import balanced, optimizer_steps
 from executor.samples import Sample
 
 

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from executor.engines import training
 from executor.engines.protocols import ChannelSpec
 from executor.sockets import listener
-from executor.weight_transfer.control import Control
-from executor.weight_transfer.messages import seal, unseal
+from executor.weight_transfer.control import Control, seal, unseal
 from rlhfsim.errors import RlhfsimError
 
 STORAGE = type(torch.empty(1)._typed_storage())

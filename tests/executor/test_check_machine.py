@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from executor import check_machine
 from executor.machine import facts as machine_facts
 from executor.machine.checks import Check, Needs, checks
-from executor.machine.facts import ABSENT, SILENT, Facts
-from executor.machine.nvidia import Gpu, fewest_links, parse_query, version
+from executor.machine.facts import ABSENT, SILENT, Facts, Gpu, fewest_links, parse_query, version
 from executor.settings import Settings
 from executor.tasks import tiny
 from rlhfsim.cli.check_machine import check_machine as command

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from executor.engines import checkpoints
-from executor.engines.deepspeed.checkpoints import compact
+from executor.engines.deepspeed.learner import compact
 from rlhfsim.errors import RlhfsimError
 
 

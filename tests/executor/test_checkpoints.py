@@ -8,6 +8,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ from executor.coordination.checkpoints import (
     Checkpoint,
     RunIdentity,
     RunProgress,
+    begin,
     check_resumable,
     differences,
     identity,
     newest,
-    save,
 )
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
@@ -47,6 +48,11 @@ def progress(iteration: int) -> RunProgress:
 def two_ranks(folder: Path, size: int = 1000) -> None:
     for rank in range(2):
         (folder / "actor" / f"rank-{rank}.bin").write_bytes(os.urandom(size))
+
+
+def save(*asked: Any) -> Checkpoint:
+    """Begun and finished."""
+    return begin(*asked)()
 
 
 def saved(root: Path, *iterations: int, keep: int = 9) -> None:

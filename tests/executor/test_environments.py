@@ -18,9 +18,9 @@ from executor import refusals
 from executor.algorithms.advantages import advantages
 from executor.algorithms.batch import collate
 from executor.algorithms.iteration import Loop
-from executor.coordination.batching import optimizer_steps
 from executor.coordination.metrics import sample_metrics
 from executor.coordination.sample_log import SampleLog
+from executor.engines.balance import optimizer_steps
 from executor.environments.conversations import Conversations
 from executor.environments.process import EnvironmentProcess
 from executor.environments.python import PythonTool

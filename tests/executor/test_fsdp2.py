@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executor.engines.fsdp2 import limits
+from executor.engines.fsdp2 import config
 from executor.engines.protocols import EngineSpec
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
@@ -179,5 +179,5 @@ def test_what_the_engine_does_not_do_is_refused_by_name(code: str, layout: dict[
         optimizer_kind=kind,
     )
     with pytest.raises(RlhfsimError) as refused:
-        limits.check(spec)
+        config.check(spec)
     assert refused.value.code == code

@@ -11,9 +11,9 @@ import runs
 import survival
 
 from executor import refusals
-from executor.coordination import checkpoints, lending
-from executor.coordination.lending import Lending
+from executor.coordination import checkpoints, router
 from executor.coordination.replica import Returned
+from executor.coordination.router import Lending
 from executor.launch import FinishedRun, LaunchOptions, launch
 from executor.resolve import Job
 from rlhfsim.plan import Plan
@@ -47,7 +47,7 @@ class _Part:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     clock = _Clock()
-    monkeypatch.setattr(lending, "time", clock)
+    monkeypatch.setattr(router, "time", clock)
     return clock
 
 

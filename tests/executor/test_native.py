@@ -112,7 +112,7 @@ def test_a_source_describes_and_yields_the_models_own_weights() -> None:
     for (name, tensor), (other, parameter) in zip(source, ModuleSource(model), strict=True):
         assert name == other
         assert torch.equal(tensor, parameter)
-    assert source.weights.digest.bytes == 2 * sum(p.numel() for p in model.parameters())
+    assert source.weights.sent_bytes == 2 * sum(p.numel() for p in model.parameters())
 
 
 def test_vllm_does_around_an_update_what_reload_does() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from executor.coordination import router
 from executor.coordination.replica import Returned
-from executor.coordination.rollout import ReplicaPool
 from executor.coordination.router import RequestRouter
 from executor.coordination.tracing import Reply
+from executor.coordination.worker_group import ReplicaPool
 from executor.samples import Completion, GenerationRequest
 
 
@@ -58,7 +58,7 @@ def _pool(count: int, name: str) -> ReplicaPool:
         actors=[_Replica() for _ in range(count)],
         followers=[[]] * count,
         receivers_each=1,
-        record=lambda part, reply: None,
+        record=lambda parts, replies: None,
         name=name,
     )
 

@@ -12,7 +12,7 @@ from executor.algorithms.advantages import advantages
 from executor.algorithms.batch import collate
 from executor.algorithms.losses import compute
 from executor.algorithms.shaping import filtered, shaped
-from executor.coordination.batching import optimizer_steps
+from executor.engines.balance import optimizer_steps
 from executor.samples import LossSpec, Sample
 from executor.settings import Algorithm
 

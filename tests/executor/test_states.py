@@ -21,12 +21,11 @@ from rlhfsim.errors import RlhfsimError
 class Engine(Movable):
     def __init__(self) -> None:
         self.weight, self.momentum = torch.arange(9000.0), torch.ones(9000)
+        self.model: Any = None
+        self.module: Any = None
 
     def _movable(self, *, weights: bool) -> Iterable[Tensor]:
         return [self.weight, self.momentum] if weights else [self.momentum]
-
-    def end(self) -> None:
-        self._forget()
 
 
 def test_what_left_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_weights_come_alone_for_a_forward_pass_and_go_again(tmp_path: Path) -> N
 def test_an_engine_that_ends_while_it_is_away_leaves_no_file(tmp_path: Path) -> None:
     engine = Engine()
     engine.offload(tmp_path)
-    engine.end()
+    engine.close()
     assert not list(tmp_path.iterdir())
 
 

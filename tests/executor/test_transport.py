@@ -19,8 +19,7 @@ from torch import Tensor
 
 from executor.engines.protocols import ChannelSpec
 from executor.samples import Transfer
-from executor.weight_transfer.changes import Patched, Snapshot
-from executor.weight_transfer.channel import Receiver, Sender
+from executor.weight_transfer.channel import Patched, Receiver, Sender, Snapshot
 from executor.weight_transfer.packing import GatheredWeights, Named, as_bytes
 from executor.weight_transfer.shared_memory import SHARED, prefix, sweep
 from rlhfsim.errors import RlhfsimError

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import runs
 
-from executor.coordination import cluster, rollout, weights, worker_group
+from executor.coordination import cluster, weights, worker_group
 from executor.coordination.failures import PartFailed
-from executor.coordination.rollout import ReplicaPool
 from executor.coordination.tracing import Reply
-from executor.coordination.worker_group import WorkerGroup
+from executor.coordination.worker_group import ReplicaPool, WorkerGroup
 from executor.engines.protocols import ChannelSpec, Link
 from executor.launch import LaunchOptions, launch
 from executor.ranks import group_specs
@@ -84,7 +83,7 @@ def plan_of(model: Path, architecture: str, **changes: Any) -> Plan:
 def opened(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., tuple[weights.WeightRoute, list[_Rank], ReplicaPool]]:
-    for module in (weights, worker_group, rollout):
+    for module in (weights, worker_group):
         monkeypatch.setattr(module, "collect", lambda refs, *_: list(refs))
 
     def start(plan: Plan, *, gpu: bool) -> tuple[weights.WeightRoute, list[_Rank], ReplicaPool]:
@@ -99,7 +98,7 @@ def opened(
             actors=replicas,
             followers=[[] for _ in replicas],
             receivers_each=role.layout.replica_gpus,
-            record=lambda part, reply: None,
+            record=lambda parts, replies: None,
         )
         route = weights.WeightRoute(job, WorkerGroup(spec=spec, actors=ranks), tmp_path)
         route.open(pool)

@@ -24,7 +24,7 @@ import runs
 import torch
 
 from executor.algorithms.recipes import actor_loss, critic_loss
-from executor.coordination.residency import Residency
+from executor.coordination.engine_memory import Residency
 from executor.coordination.tracing import Tags
 from executor.coordination.worker import Worker, WorkerIdentity
 from executor.engines.deepspeed import config
@@ -219,7 +219,7 @@ class Step:
         self.read[name] = reading[key] - self.before
 
     def _moved(self, method: str, role: str, how: str, folder: str | None, span: str, step: int) -> None:
-        tags = Tags(name=span, kind="move", step=step)
+        tags = Tags(name=span, step=step)
         call = self.worker.load if method == "load" else self.worker.unload
         reply = call(role, how, tags) if method == "load" else self.worker.unload(role, how, folder, tags)
         assert reply.memory is not None
@@ -234,7 +234,7 @@ class Step:
                 self._call(call)
 
     def _call(self, call: Call) -> None:
-        tags, alias = Tags(name=call.name, kind=call.kind, step=0), served_by(self.plan)
+        tags, alias = Tags(name=call.name, step=0), served_by(self.plan)
         role = alias.get(call.role, call.role)
         with self.residency.present(role, call.name, 0, states=call.kind == "train"):
             if call.kind == "train":

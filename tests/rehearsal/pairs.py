@@ -29,7 +29,7 @@ from executor.coordination.failures import PartFailed
 from executor.coordination.gpu_faults import fault_of, stop_of
 from executor.coordination.metrics import engine_metrics
 from executor.engines import learner
-from executor.weight_transfer.messages import seal, unseal
+from executor.weight_transfer.control import seal, unseal
 
 FOLDER = Path(sys.argv[1])
 SECRET, SIZE = "ab" * 32, 2**20

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 AXES = {"pipeline": "pipe", "data": "data", "tensor": "model"}
@@ -29,9 +30,12 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
     pp, dp, tp = (request[name] for name in ("pp", "dp", "tp"))
-    config.dist = _Ranks(pp * dp * tp)
+    # what DeepSpeed asks of process groups that are not there
+    ranks = pp * dp * tp
+    config.dist = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda group=None: ranks)
+    model_parallel = SimpleNamespace(get_data_parallel_world_size=lambda: dp)
     try:
-        parsed = config.DeepSpeedConfig(dict(request["config"]), mpu=_DataParallel(dp))
+        parsed = config.DeepSpeedConfig(dict(request["config"]), mpu=model_parallel)
     except Exception as error:  # whatever DeepSpeed raises is its answer
         return {"refusal": " ".join(str(error).split())[:300]}
     topology = PipeModelDataParallelTopology(num_pp=pp, num_dp=dp, num_mp=tp)
@@ -40,29 +44,6 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         "train_batch": int(parsed.train_batch_size),
         "groups": {name: topology.get_axis_comm_lists(axis) for name, axis in AXES.items()},
     }
-
-
-class _Ranks:
-    """What `DeepSpeedConfig` asks of a process group that is not there."""
-
-    def __init__(self, world: int) -> None:
-        self._world = world
-
-    def get_rank(self) -> int:
-        return 0
-
-    def get_world_size(self, group: Any = None) -> int:
-        return self._world
-
-
-class _DataParallel:
-    """What it asks of a model-parallel unit."""
-
-    def __init__(self, dp: int) -> None:
-        self._dp = dp
-
-    def get_data_parallel_world_size(self) -> int:
-        return self._dp
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
-"""What `fully_shard` is given, from a layout: a pure function, written beside a run; `build` obeys it."""
+"""What `fully_shard` is given, from a layout: a pure function, written beside a run; the engine obeys it.
+
+And what the engine does not do, known before anything starts.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from executor.engines.protocols import EngineSpec
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.frameworks.runs import OWN, framework
+from rlhfsim.specs.placement.backends import broken_rule
 from rlhfsim.specs.placement.layout import Layout
 
 
@@ -33,3 +39,20 @@ def fsdp2_config(spec: EngineSpec, *, cuda: bool) -> dict[str, Any]:
 def shards_of(layout: Layout) -> int:
     """Ranks that hold one copy together."""
     return (layout.shards or layout.dp) if layout.zero else 1
+
+
+def check(spec: EngineSpec) -> None:
+    """Refuse by name what the engine does not do.
+
+    Raises:
+        RlhfsimError: tensor or context parallelism, offload of half of the states, 8-bit Adam.
+    """
+    broken = broken_rule(framework(OWN).trainers["fsdp2"], spec.layout)
+    if broken is not None:
+        raise RlhfsimError(
+            "fsdp2-layout", broken, help="use dp, recompute: none or full, offloads cpu or none"
+        )
+    if spec.optimizer_kind == "adam8bit":
+        raise RlhfsimError(
+            "fsdp2-adam8bit", "8-bit Adam does not know FSDP2's shards", help="use optimizer: adam"
+        )

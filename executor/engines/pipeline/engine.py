@@ -23,10 +23,11 @@ from executor.engines.mesh import coordinates, rank_at
 from executor.engines.packing import MicroBatch, Select, filler
 from executor.engines.pipeline import build
 from executor.engines.pipeline.layers import decoder
-from executor.engines.pipeline.weights import catalogue, to_senders
+from executor.engines.pipeline.shards import gathered
 from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.engines.scoring import evaluated, trim
 from executor.engines.transformers.heads import DTYPES
+from executor.engines.weights import grouped
 from executor.samples import LossSpec, Sample
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
@@ -65,7 +66,7 @@ class PipelineEngine(DeepSpeedLearner):
         self.grid = module.mpu()
         self._hidden = source.config.hidden_size
         self._owner = rank_at(spec.layout, pp=self.place.pp)
-        self._catalogue = catalogue(self.weights if self._owner == self.rank else [], self.rank)
+        self._catalogue = build.catalogue(self.weights if self._owner == self.rank else [], self.rank)
         self._head = build.reader(spec, source, self.weights) if self._last else None
         self.engine = build.engine(spec, module, self._apply) if spec.optimizer else None
         self._step: _RunningStep | None = None
@@ -157,18 +158,25 @@ class PipelineEngine(DeepSpeedLearner):
     def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:
         """Full weights by Hugging Face name on `senders`, empty lists on other ranks; a collective.
 
-        Stage after stage; shards of a stage are gathered, and its first rank hands them out.
+        Stage after stage; shards of a stage are gathered, and its first rank hands them out. A tensor larger
+        than `bucket_bytes` has a bucket of its own.
         """
-        return to_senders(
-            self._catalogue,
-            self.weights if self.place.dp == 0 else [],
-            bucket_bytes,
-            senders=senders,
-            owner=self._owner,
-            group=self.grid.get_slice_parallel_group(),
-            dtype=self.dtype,
-            device=self.device,
-        )
+        held = {weight.name: weight for weight in self.weights if self.place.dp == 0}
+        sizes = ((one, self.dtype.itemsize * torch.Size(one.shape).numel()) for one in self._catalogue)
+        for bucket in grouped(sizes, bucket_bytes):
+            received = []
+            for entry in bucket:
+                whole = None
+                if entry.owner == self._owner and entry.name in held:
+                    mine = held[entry.name]
+                    whole = gathered(mine.parameter, mine.cut, self.grid.get_slice_parallel_group())
+                if self.rank != entry.owner and (self.rank in senders or len(senders) > 1):
+                    whole = torch.empty(entry.shape, dtype=self.dtype, device=self.device)
+                if whole is not None:
+                    build.pass_on(whole, entry.owner, self.rank, senders)
+                if whole is not None and self.rank in senders:
+                    received.append((entry.name, whole))
+            yield received
 
     def adapters(self, senders: Collection[int] = (0,)) -> list[Named]:
         """Refused: LoRA does not run with pipeline parallelism."""

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from executor.engines import device
 from executor.engines.protocols import EngineSpec
-from executor.engines.scoring import ForwardPasses, trim
 from executor.engines.states import Movable, module_tensors
 from executor.engines.transformers import heads
 
 
-class TransformersEngine(Movable, ForwardPasses):
+class TransformersEngine(Movable):
     """Every rank holds the whole model and scores its own samples; no collective at all."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -31,9 +30,3 @@ class TransformersEngine(Movable, ForwardPasses):
     def _movable(self, *, weights: bool) -> Iterable[Tensor]:
         """Weights are all there is."""
         return module_tensors(self.model) if weights else ()
-
-    def close(self) -> None:
-        """Drop the weights."""
-        self._forget()
-        del self.model, self.module
-        trim()

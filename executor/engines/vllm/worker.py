@@ -185,7 +185,7 @@ class WeightReceiver:
 
     def rlhf_memory(self) -> dict[str, float]:
         """Bytes of this worker."""
-        kv = float(sum(tensor.numel() * tensor.element_size() for tensor in vllm_api.kv_tensors(self)))
+        kv = float(sum(tensor.nbytes for tensor in vllm_api.kv_tensors(self)))
         return self.rlhf_meter.read() | {"kv": kv}
 
     def rlhf_forget_peaks(self) -> None:
