@@ -8,9 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlhfsim.kernels import collectives
+from rlhfsim.kernels.device import Device, Group
+from rlhfsim.kernels.flop import FLASH_BACKWARD, attention_flop, matmul_flop
+from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.simulation.asynchronous.bounds import ReplicaFloor
 from rlhfsim.simulation.asynchronous.priced_rollout import PLAIN, floor_and_replicas
 from rlhfsim.simulation.faults import Faults, daly_interval, simulate_faults
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.step.iteration import Program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, learner_steps, timetable
@@ -125,3 +131,36 @@ def best_interval(
     grid = center * np.geomspace(1 / span, span, points)
     tried = [simulate_faults(replace(faults, interval=float(d)), work, seed=seed) for d in grid]
     return float(grid[int(np.argmax([t.goodput for t in tried]))])
+
+
+def hardware_flop(
+    model: ModelSpec, sequences: Sequences, recompute: Recompute, *, lora: bool = False
+) -> float:
+    """FLOP that the GPUs execute in forward and backward.
+
+        matrices: 2 N_a (1 forward + 2 backward, or + 1 with frozen weights) (+ 1 full recompute)
+        attention: 1 forward + 2.5 flash backward (+ 1 with full or selective recompute)
+
+    LoRA leaves out the weight gradients of frozen matrices (its own are below 1 %). The LM head is
+    not recomputed, which is neglected here. Source: Korthikanti et al., arXiv 2205.05198, section 5.
+    """
+    matrices = matmul_flop(model, sequences.tokens)
+    cores = attention_flop(model, sequences)
+    again = 1 if recompute == "full" else 0
+    cores_again = 0 if recompute == "none" else 1
+    passes = (2 if lora else 3) + again
+    return passes * matrices + (1 + FLASH_BACKWARD + cores_again) * cores
+
+
+def broadcast(device: Device, size: float, group: Group) -> float:
+    """Seconds of a pipelined broadcast of `size` bytes: steps a + S/B of the slowest tier.
+
+    Source: NCCL's ring broadcast (Hu et al., arXiv 2507.04786); chunks hide all but the latency.
+    """
+    if group.ranks == 1 or size <= 0:
+        return 0.0
+    rate = collectives._bandwidth(device, "all_gather")
+    if group.domains > 1:
+        rate = min(rate, collectives._network(device) * group.per_domain)
+    seconds: float = collectives._latency(device, group, 1) + size / rate
+    return seconds

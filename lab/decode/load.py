@@ -8,12 +8,12 @@ from functools import cache
 from typing import Literal
 
 from lab.decode.points import PROFILES, Serving, skip_reason
+from lab.decode.serving import Terms, serving_terms, time_per_output_token
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of, with_engine
 from rlhfsim.memory import kv_cache
 from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.generation import kv_capacity
-from rlhfsim.rollout.prefill import Terms, serving_terms, time_per_output_token
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec

@@ -16,12 +16,13 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlhfsim.rollout.decode import ENGINES, Engine
+from rlhfsim.rollout.decode import Engine
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.units import MILLISECOND
 
 PACKAGE = "aiconfigurator_core"
 FILE = "silicon_sample.csv"
+ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "trtllm")
 NODE_GPUS = 8
 """GPUs of every machine whose rows the dumps double-count."""
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")

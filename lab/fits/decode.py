@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.decode.load import left_out, terms
-from lab.decode.points import Serving, servings, skip_reason
-from rlhfsim.rollout.decode import ENGINES, Engine
-from rlhfsim.rollout.prefill import Terms, output_time
+from lab.decode.points import ENGINES, Serving, servings, skip_reason
+from lab.decode.serving import Terms, output_time
+from rlhfsim.rollout.decode import Engine
 from rlhfsim.units import MICROSECOND, MILLISECOND
 
 Floats = NDArray[np.float64]

@@ -19,13 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.fits.error_files import laws_text, runs_text
 from lab.scoreboard.board import collect
 from lab.scoreboard.discrepancy import runs_of, unseen
 from lab.scoreboard.group_law import with_ends
 from lab.scoreboard.intervals import estimated
 from rlhfsim import resources
 from rlhfsim.step import groups
-from rlhfsim.step.measured import COEFFICIENTS, FILE, REACH, runs_text
+from rlhfsim.step.measured import COEFFICIENTS, FILE, REACH
 from rlhfsim.validation.outcome import Outcome
 
 KINDS = ("training", "memory", "rlhf")
@@ -83,7 +84,7 @@ def main() -> None:
     path.write_text(written(path.read_text(encoding="utf-8"), found), encoding="utf-8")
     folder = Path(str(packaged.files("rlhfsim.step")))
     (folder / FILE).write_text(runs_text(runs_of(outcomes)), encoding="utf-8")
-    (folder / groups.FILE).write_text(groups.written(grouped), encoding="utf-8")
+    (folder / groups.FILE).write_text(laws_text(grouped), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -168,19 +168,6 @@ def p2p(device: Device, size: Size, crosses_domain: Size) -> Size:
     return where(size > 0, taken, 0.0)
 
 
-def broadcast(device: Device, size: float, group: Group) -> Size:
-    """Seconds of a pipelined broadcast of `size` bytes: steps a + S/B of the slowest tier.
-
-    Source: NCCL's ring broadcast (Hu et al., arXiv 2507.04786); chunks hide all but the latency.
-    """
-    if group.ranks == 1 or size <= 0:
-        return 0.0
-    rate = _bandwidth(device, "all_gather")
-    if group.domains > 1:
-        rate = min(rate, _network(device) * group.per_domain)
-    return _latency(device, group, 1) + size / rate
-
-
 def crosses(device: Device, ranks: Size, stride: Size) -> Size:
     """Whether `ranks` GPUs that stand `stride` apart reach beyond one domain."""
     return (ranks * stride > device.domain) & (ranks > 1)

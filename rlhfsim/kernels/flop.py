@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.placement.layout import Recompute
 
 FLASH_BACKWARD = 2.5
 """FLOP of the flash backward over its forward: five products for two (Dao, arXiv 2307.08691, section
@@ -67,22 +66,3 @@ def training_flop(model: ModelSpec, sequences: Sequences, *, causal: bool = True
     """Model FLOP of forward and backward: 6 N_a T + 6 L a d_k sum(s^2) (T1)."""
     matrices = matmul_flop(model, sequences.tokens)
     return 3.0 * (matrices + attention_flop(model, sequences, causal=causal))
-
-
-def hardware_flop(
-    model: ModelSpec, sequences: Sequences, recompute: Recompute, *, lora: bool = False
-) -> float:
-    """FLOP that the GPUs execute in forward and backward.
-
-        matrices: 2 N_a (1 forward + 2 backward, or + 1 with frozen weights) (+ 1 full recompute)
-        attention: 1 forward + 2.5 flash backward (+ 1 with full or selective recompute)
-
-    LoRA leaves out the weight gradients of frozen matrices (its own are below 1 %). The LM head is
-    not recomputed, which is neglected here. Source: Korthikanti et al., arXiv 2205.05198, section 5.
-    """
-    matrices = matmul_flop(model, sequences.tokens)
-    cores = attention_flop(model, sequences)
-    again = 1 if recompute == "full" else 0
-    cores_again = 0 if recompute == "none" else 1
-    passes = (2 if lora else 3) + again
-    return passes * matrices + (1 + FLASH_BACKWARD + cores_again) * cores

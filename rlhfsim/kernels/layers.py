@@ -38,11 +38,6 @@ class Matrix:
         """Elements on this GPU."""
         return self.n * self.k * self.experts
 
-    @property
-    def flop_per_token(self) -> Size:
-        """Forward FLOP per token on this GPU."""
-        return 2.0 * self.n * self.k * self.rows
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:

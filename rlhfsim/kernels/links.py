@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,16 +35,8 @@ class Rate(NamedTuple):
         return Rate(self.value * factor, *self[1:])
 
 
-class Stage(NamedTuple):
-    """One step that every byte passes: its busy seconds over the whole transfer."""
-
-    name: str
-    parts: tuple[Part, ...]
-
-    @property
-    def seconds(self) -> Size:
-        """Busy time when the stage never waits."""
-        return sum(p.seconds for p in self.parts)
+Stage: TypeAlias = tuple[Part, ...]
+"""One step that every byte passes: its busy seconds over the whole transfer."""
 
 
 def rate(device: Device, resource: Resource, bandwidth: float, efficiency: str) -> Rate:
@@ -171,7 +163,7 @@ def handled(count: Size, device: Device, latency: str) -> Part:
 
 def serial(stages: Sequence[Stage]) -> Cost:
     """One stage after the other: t = sum t_i."""
-    return Cost(parts=tuple(p for stage in stages for p in stage.parts if some(p.seconds > 0)))
+    return Cost(parts=tuple(p for stage in stages for p in stage if some(p.seconds > 0)))
 
 
 def pipelined(stages: Sequence[Stage], buckets: float) -> Cost:
@@ -181,13 +173,13 @@ def pipelined(stages: Sequence[Stage], buckets: float) -> Cost:
 
     The first term fills the pipeline, the second is the slowest stage. Source: physics S3.
     """
-    k, slowest = max(1.0, buckets), largest(*(stage.seconds for stage in stages))
+    k, slowest = max(1.0, buckets), largest(*(sum(p.seconds for p in stage) for stage in stages))
     shares = [1 / k + where(slowest == i, 1 - 1 / k, 0.0) for i in range(len(stages))]
     return Cost(
         parts=tuple(
             Part(p.resource, p.seconds * share, p.rests_on, p.spread)
             for stage, share in zip(stages, shares, strict=True)
-            for p in stage.parts
+            for p in stage
             if some(p.seconds > 0)
         )
     )

@@ -36,7 +36,6 @@ from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
 Engine = Literal["vllm", "sglang", "trtllm", "trtllm_static"]
 """`trtllm_static`: TensorRT-LLM on an FP8 checkpoint that carries its scales (ModelOpt)."""
-ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "trtllm")
 ENGINE_NAMES: Mapping[str, Engine] = {"vLLM": "vllm", "SGLang": "sglang"}
 """Engines as frameworks name them, with their own figures."""
 LOGIT_BYTES = 4.0

@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -90,18 +90,6 @@ def groups_of(conditions: Conditions) -> tuple[Group, ...]:
 
 # --- the file -------------------------------------------------------------------------------------
 
-SOURCE = "errors of publishers left out (lab.fits.discrepancy)"
-COLUMNS = (
-    "kind",
-    "level",
-    "group",
-    "rows",
-    "publishers",
-    *(f"{name}{end}" for name in ("centre", "width") for end in ("", "_low", "_high")),
-    "doubt",
-    "source",
-)
-
 
 @cache
 def laws() -> Mapping[str, GroupLaw]:
@@ -123,19 +111,3 @@ def laws() -> Mapping[str, GroupLaw]:
 
 def _read(row: Mapping[str, str], name: str) -> Estimate:
     return Estimate(*(float(row[f"{name}{end}"]) for end in ("", "_low", "_high")))
-
-
-def written(known: Mapping[str, GroupLaw]) -> str:
-    """The file of these laws."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for kind, law in known.items():
-        for (level, group), e in law.effects.items():
-            cells = (*_shown(e.centre), *_shown(e.width), f"{law.doubt:.3f}")
-            writer.writerow((kind, level, group, e.rows, e.publishers, *cells, SOURCE))
-    return buffer.getvalue()
-
-
-def _shown(numbers: Iterable[float]) -> list[str]:
-    return [f"{x + 0.0:.3f}" for x in numbers]

@@ -268,23 +268,6 @@ def widened(value: float, low: float, high: float, more: float) -> tuple[float, 
 
 # --- the file ---------------------------------------------------------------------------------------
 
-COLUMNS = (
-    "kind",
-    "framework",
-    "release",
-    "backend",
-    "gpu",
-    "model",
-    "params",
-    "moe",
-    "length",
-    "gpus",
-    "algorithm",
-    "precision",
-    "error",
-    "source",
-)
-
 
 @cache
 def measured_runs() -> tuple[MeasuredRun, ...]:
@@ -322,23 +305,3 @@ def _run(cells: dict[str, str]) -> MeasuredRun:
     return MeasuredRun(
         conditions=conditions, release=cells["release"], error=float(cells["error"]), source=cells["source"]
     )
-
-
-def runs_text(runs: Iterable[MeasuredRun]) -> str:
-    """The file of these runs."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for run in runs:
-        c = run.conditions
-        cells = {
-            **{n: getattr(c, n) for n in COLUMNS if hasattr(c, n)},
-            "params": f"{c.params:.4g}",
-            "length": f"{c.length:.4g}",
-            "moe": int(c.moe),
-            "release": run.release,
-            "error": f"{run.error:.3f}",
-            "source": run.source,
-        }
-        writer.writerow([cells[n] for n in COLUMNS])
-    return buffer.getvalue()

@@ -27,7 +27,6 @@ from rlhfsim.weight_sync.stages import (
     crossing,
     gather,
     gathered,
-    joined,
     load,
     named,
     num_buckets,
@@ -56,7 +55,7 @@ def ipc(ends: Route, *, prequantised: bool = False) -> Priced:
         ends.train.ep * ends.train.pp
     )
     small = quantise(ends, ends.train_shard / TRAINED_BYTES, own) if prequantised else quantise_all(ends)
-    ready = joined("gather", gather(ends, all_stages=True), small)
+    ready = gather(ends, all_stages=True) + small
     count = num_buckets(ends, ends.stored)
     cost = serial([start(ends), calls(ends, count), ready, load(ends, routed=prequantised)])
     held = 2 * bucket(ends)
@@ -106,8 +105,8 @@ def broadcast(
     ready = gather(ends, all_stages=not lanes)
     if not late:
         small = quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages)
-        ready = joined("gather", ready, small)
-    placed = joined("load", quantise_all(ends), load(ends)) if late else load(ends)
+        ready += small
+    placed = quantise_all(ends) + load(ends) if late else load(ends)
     arrive = [placed, staging(wired)] if loaded else []
     chain = [*split(ready), wire(ends, wired.sent, nics), *arrive]
     cost = serial([start(ends), calls(ends, count)]) + (
@@ -160,16 +159,13 @@ def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False, sliced: 
     senders = ends.train.gpus * least(1.0, ends.source["sync_stage_streams"] / ends.train.pp)
     experts = ends.weights.expert_tensors / (ends.train.ep * ends.train.pp)
     slices = experts * ends.rollout.tp / ends.rollout.ep if sliced else 0.0
-    transfer = Stage(
-        name="wire",
-        parts=(
-            moved(most(received, total / senders), wire_rate(ends)),
-            handled(experts + slices + direct.local_tensors, ends.source, "sync_gather_latency"),
-        ),
+    transfer = (
+        moved(most(received, total / senders), wire_rate(ends)),
+        handled(experts + slices + direct.local_tensors, ends.source, "sync_gather_latency"),
     )
     names = (ends.weights.ffn_tensors + ends.weights.expert_tensors / ends.rollout.ep) / ends.rollout.pp
     ready = quantise(as_trained if trained_fp8 else ends, received / TRAINED_BYTES, names)
-    ready = Stage(name="quantise", parts=()) if trained_fp8 else ready
+    ready = () if trained_fp8 else ready
     nics = least(ends.source.gpus_per_node, ends.train.gpus)
     after = (
         Cost() if whole else broadcast(replace(_unquantised(ends), weights=rest), nics=nics, lanes=False).cost
@@ -209,18 +205,14 @@ def p2p_staged(ends: Route) -> Priced:
     shard = ends.rollout_shard / stages
     targets = -(-ends.rollout.gpus // senders)
     write = moved(shard * targets, wire_rate(ends))
-    shape = (
-        *(_times(distinct / stages, part) for part in load(ends).parts),
+    ready = (
+        *gather(ends, all_stages=False),
+        *quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
+        *(_times(distinct / stages, part) for part in load(ends)),
         moved(shard * distinct, host_rate(ends.source)),
+        _times(1 - 1 / distinct, write),
     )
-    ready = joined(
-        "gather",
-        gather(ends, all_stages=False),
-        quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
-        Stage(name="shape", parts=shape),
-        Stage(name="write", parts=(_times(1 - 1 / distinct, write),)),
-    )
-    last = Stage(name="wire", parts=(_times(1 / distinct, write),))
+    last = (_times(1 / distinct, write),)
     return Priced(
         cost=serial([start(ends)]) + pipelined([ready, last], num_buckets(ends, ends.sent)),
         bytes_moved=ends.rollout_shard * ends.rollout.gpus,
@@ -243,9 +235,8 @@ def adapters(ends: Route) -> Priced:
         [
             start(ends),
             calls(ends, num_buckets(ends, size)),
-            Stage(name="gather", parts=(gathers, named(ends, names))),
-            Stage(name="wire", parts=(moved(size, link),)),
-            Stage(name="load", parts=(handled(names, ends.target, "sync_load_latency"),)),
+            (gathers, named(ends, names)),
+            (moved(size, link), handled(names, ends.target, "sync_load_latency")),
         ]
     )
     return Priced(cost=cost, bytes_moved=size, train_bytes=size, rollout_bytes=size)
@@ -260,7 +251,7 @@ def delta(ends: Route) -> Priced:
     verl `docs/advance/delta_weight_sync.md`. The snapshot is one training shard per GPU.
     """
     size = changed_bytes(ends)
-    send = Stage(name="wire", parts=(moved(size, hbm(ends.target) if ends.same_pool else wire_rate(ends)),))
+    send = (moved(size, hbm(ends.target) if ends.same_pool else wire_rate(ends)),)
     chain = [_changes(ends, size), send, _scatter(ends)]
     return Priced(
         cost=serial([start(ends), _compare(ends)]) + pipelined(chain, num_buckets(ends, size)),
@@ -280,9 +271,9 @@ def delta_disk(ends: Route) -> Priced:
     patches a checkpoint of its own and its engine loads it, so the whole shard is copied in.
     """
     size, count = changed_bytes(ends), num_buckets(ends, changed_bytes(ends))
-    write = Stage(name="write", parts=(moved(size, write_rate(ends.source, shared=True)),))
-    read = Stage(name="read", parts=(moved(size, read_rate(ends.target, shared=True)),))
-    copy = Stage(name="copy", parts=(moved(ends.rollout_shard, host_rate(ends.target)),))
+    write = (moved(size, write_rate(ends.source, shared=True)),)
+    read = (moved(size, read_rate(ends.target, shared=True)),)
+    copy = (moved(ends.rollout_shard, host_rate(ends.target)),)
     nodes = -(-ends.rollout.gpus // ends.target.gpus_per_node)
     return Priced(
         cost=serial([start(ends), _compare(ends)])
@@ -303,19 +294,18 @@ def changed_bytes(ends: Route) -> float:
 def _compare(ends: Route) -> Stage:
     """Every training GPU reads the snapshot of its shard from the host and compares."""
     shard = ends.train_shard
-    parts = (moved(shard, host_rate(ends.source)), moved(2 * shard, hbm(ends.source)))
-    return Stage(name="compare", parts=parts)
+    return moved(shard, host_rate(ends.source)), moved(2 * shard, hbm(ends.source))
 
 
 def _changes(ends: Route, size: float) -> Stage:
     """The changes of all shards, gathered tensor by tensor."""
     gathers = moved(size, gather_rate(ends.source, ends.gather_ranks))
-    return Stage(name="gather", parts=(gathers, named(ends, ends.weights.tensors)))
+    return gathers, named(ends, ends.weights.tensors)
 
 
 def _scatter(ends: Route) -> Stage:
     """The engine writes what changed into its weights: names cost, bytes do not."""
-    return Stage(name="load", parts=load(ends).parts[1:])
+    return load(ends)[1:]
 
 
 def _snapshot(ends: Route) -> Size:

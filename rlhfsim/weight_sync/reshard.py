@@ -8,7 +8,6 @@ from typing import NamedTuple
 from rlhfsim.elementwise import Size, least, most, some, where
 from rlhfsim.kernels.cost import Part
 from rlhfsim.kernels.links import (
-    Stage,
     deepspeed_chat_volume,
     gather_rate,
     handled,
@@ -149,13 +148,10 @@ def reshard_deepspeed_chat(ends: Route) -> Priced:
 
 
 def _in_place(ends: Route, transfer: Part, *, received: Size, held: Size) -> Priced:
-    stage = Stage(
-        name="reshard",
-        parts=(
-            transfer,
-            handled(ends.local_tensors, ends.source, "sync_gather_latency"),
-            *quantise(ends, ends.weights.params * ends.rollout_share[0], ends.local_tensors).parts,
-            handled(1, ends.target, "sync_start_latency"),
-        ),
+    stage = (
+        transfer,
+        handled(ends.local_tensors, ends.source, "sync_gather_latency"),
+        *quantise(ends, ends.weights.params * ends.rollout_share[0], ends.local_tensors),
+        handled(1, ends.target, "sync_start_latency"),
     )
     return Priced(cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=held)

@@ -69,15 +69,12 @@ def gather(ends: Route, *, all_stages: bool) -> Stage:
     crosses = (far_stages > 0) | (ends.gather_ranks > device.domain)
     names = ends.weights.tensors / (1 if all_stages else ends.stages)
     link = shared_network(device)
-    return Stage(
-        name="gather",
-        parts=(
-            moved(far, link),
-            moved(received - far, gather_rate(device, ends.gather_ranks, link)),
-            moved(2 * held, hbm(device)),
-            named(ends, names),
-            *([handled(where(crosses, names, 0), device, "sync_far_latency")] if some(crosses) else []),
-        ),
+    return (
+        moved(far, link),
+        moved(received - far, gather_rate(device, ends.gather_ranks, link)),
+        moved(2 * held, hbm(device)),
+        named(ends, names),
+        *([handled(where(crosses, names, 0), device, "sync_far_latency")] if some(crosses) else []),
     )
 
 
@@ -102,15 +99,9 @@ def shared_network(device: Device) -> Rate:
 def quantise(ends: Route, elements: Size, tensors: Size) -> Stage:
     """BF16 to the rollout's format: read 2, write 1 byte an element, some kernels a tensor."""
     if not ends.quantised:
-        return Stage(name="quantise", parts=())
+        return ()
     bytes_touched = elements * (TRAINED_BYTES + ends.sent_bytes_per_element)
-    return Stage(
-        name="quantise",
-        parts=(
-            moved(bytes_touched, hbm(ends.source)),
-            handled(tensors, ends.source, "sync_quantise_latency"),
-        ),
-    )
+    return (moved(bytes_touched, hbm(ends.source)), handled(tensors, ends.source, "sync_quantise_latency"))
 
 
 def load(ends: Route, *, routed: bool = False) -> Stage:
@@ -125,13 +116,10 @@ def load(ends: Route, *, routed: bool = False) -> Stage:
     factor = ends.tensors / ends.weights.tensors
     mine = ends.weights.dense_tensors + ends.weights.expert_tensors / ends.rollout.ep
     scans = 0.0 if routed else ends.weights.expert_tensors * ends.weights.num_experts * factor
-    return Stage(
-        name="load",
-        parts=(
-            moved(2 * ends.rollout_shard, hbm(ends.target)),
-            handled(mine * factor / ends.rollout.pp, ends.target, "sync_load_latency"),
-            handled(scans / ends.rollout.pp, ends.target, "sync_scan_latency"),
-        ),
+    return (
+        moved(2 * ends.rollout_shard, hbm(ends.target)),
+        handled(mine * factor / ends.rollout.pp, ends.target, "sync_load_latency"),
+        handled(scans / ends.rollout.pp, ends.target, "sync_scan_latency"),
     )
 
 
@@ -140,41 +128,32 @@ def quantise_all(ends: Route) -> Stage:
     return quantise(ends, ends.weights.params, ends.weights.tensors)
 
 
-def joined(name: str, *stages: Stage) -> Stage:
-    """Stages that one rank works through without overlap, as one stage."""
-    return Stage(name=name, parts=tuple(p for stage in stages for p in stage.parts))
-
-
 def split(stage: Stage) -> list[Stage]:
     """What the host does for every name and what the GPU does with the bytes: neither waits for the other."""
-    host = tuple(p for p in stage.parts if p.resource == "overhead")
-    device = tuple(p for p in stage.parts if p.resource != "overhead")
-    return [Stage(name=stage.name, parts=device), Stage(name=f"{stage.name} names", parts=host)]
+    host = tuple(p for p in stage if p.resource == "overhead")
+    return [tuple(p for p in stage if p.resource != "overhead"), host]
 
 
 def staging(ends: Route) -> Stage:
     """Copies of the root and the engines between processes and buffers: S times `sync_staging_time` a GB."""
-    return Stage(name="staging", parts=(handled(ends.sent / GB, ends.target, "sync_staging_time"),))
+    return (handled(ends.sent / GB, ends.target, "sync_staging_time"),)
 
 
 def start(ends: Route) -> Stage:
     """Barrier, fan-out of the request, last acknowledgement: once per sync; a WAN transfer gathers speed."""
-    parts = (
-        handled(1, ends.target, "sync_start_latency"),
-        *([ramp(ends.wan, ends.target)] if ends.wan else []),
-    )
-    return Stage(name="start", parts=parts)
+    far = [ramp(ends.wan, ends.target)] if ends.wan else []
+    return (handled(1, ends.target, "sync_start_latency"), *far)
 
 
 def group(ends: Route) -> Stage:
     """A communicator made for this sync and destroyed after it."""
-    return Stage(name="group", parts=(handled(1, ends.target, "nccl_start_latency"),))
+    return (handled(1, ends.target, "nccl_start_latency"),)
 
 
 def calls(ends: Route, count: float) -> Stage:
     """`count` remote calls that nothing overlaps; to another region each is a round trip."""
     far = [round_trips(ends.wan, count)] if ends.wan else []
-    return Stage(name="calls", parts=(handled(count, ends.target, "sync_rpc_latency"), *far))
+    return (handled(count, ends.target, "sync_rpc_latency"), *far)
 
 
 def wire(ends: Route, size: float, nics: Size = 1.0) -> Stage:
@@ -183,7 +162,7 @@ def wire(ends: Route, size: float, nics: Size = 1.0) -> Stage:
     Inside one domain NVLink, else the root's NIC (or `nics` of them where several ranks of the
     root's node have joined the communicator); to another region the WAN, which one copy crosses.
     """
-    return Stage(name="wire", parts=(moved(size, wire_rate(ends, nics)),))
+    return (moved(size, wire_rate(ends, nics)),)
 
 
 def wire_rate(ends: Route, nics: Size = 1.0) -> Rate:
@@ -196,7 +175,7 @@ def wire_rate(ends: Route, nics: Size = 1.0) -> Rate:
 
 def crossing(ends: Route, size: float) -> Sequence[Stage]:
     """The WAN under a shared folder: one copy crosses, and the nodes there read it."""
-    return [Stage(name="wan", parts=(moved(size, wan_rate(ends.wan, ends.target)),))] if ends.wan else []
+    return [(moved(size, wan_rate(ends.wan, ends.target)),)] if ends.wan else []
 
 
 def bucket(ends: Route) -> float:

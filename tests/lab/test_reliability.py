@@ -8,10 +8,11 @@ from math import exp, log
 import numpy as np
 import pytest
 
+from lab.fits.error_files import laws_text
 from lab.scoreboard import reliability
 from lab.scoreboard.discrepancy import Residuals
 from lab.scoreboard.group_law import law_of, with_ends
-from rlhfsim.step.groups import GroupLaw, groups_of, laws, written
+from rlhfsim.step.groups import GroupLaw, groups_of, laws
 from rlhfsim.step.measured import Conditions
 from rlhfsim.validation.outcome import Outcome
 
@@ -167,6 +168,6 @@ def test_the_shipped_laws_are_read_as_they_are_written_and_none_is_of_memory() -
     shipped = laws()
     assert set(shipped) == {"training", "rlhf.step"}
     assert all(isinstance(law, GroupLaw) and law.doubt > 0 for law in shipped.values())
-    assert written(shipped).count("\n") == 1 + sum(len(law.effects) for law in shipped.values())
+    assert laws_text(shipped).count("\n") == 1 + sum(len(law.effects) for law in shipped.values())
     for law in shipped.values():
         assert all(e.width.low <= e.width.value <= e.width.high for e in law.effects.values())

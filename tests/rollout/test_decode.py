@@ -8,20 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.decode.serving import Terms, output_time, serving_terms, time_per_output_token
 from rlhfsim.kernels.collectives import one_sided
 from rlhfsim.kernels.device import Device, Group
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.rollout.collective_time import FP8_BLOCK_BYTES
 from rlhfsim.rollout.decode import decode_attention, decode_step, gpu_work, padded, pipeline_hop, pipelined
 from rlhfsim.rollout.engine_step import on
-from rlhfsim.rollout.prefill import (
-    Terms,
-    group_prefill,
-    output_time,
-    prefill,
-    serving_terms,
-    time_per_output_token,
-)
+from rlhfsim.rollout.prefill import group_prefill, prefill
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.decode.serving import Terms, output_time, serving_terms
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device, Group
@@ -32,7 +33,6 @@ from rlhfsim.rollout.collective_time import collective, tp_all_reduce
 from rlhfsim.rollout.continuous_batching import continuous_timeline, start_steps, tabulate
 from rlhfsim.rollout.engine_step import CURVE_SPREAD, EngineStep, gemm, kernel, on, peak, weight_only
 from rlhfsim.rollout.oversampling import aborted
-from rlhfsim.rollout.prefill import Terms, output_time
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.rollout.speculative import speculative_step
 from rlhfsim.rollout.turns import Waiting, _odds, delayed
@@ -517,7 +517,7 @@ def test_terms_of_serving_by_hand(device: Device, engine) -> None:
     """64 requests of 2000 and 101 tokens: 100 steps, chunks of what is left of 1024."""
     layout = RolloutLayout(max_batched_tokens=1024)
     alone = engine == "sglang"
-    got = prefill.serving_terms(device, LLAMA, layout, 64.0, 2000.0, 101.0, engine=engine)
+    got = serving_terms(device, LLAMA, layout, 64.0, 2000.0, 101.0, engine=engine)
     chunks = 2.0 if alone else 3.0  # 1024, or 960 beside the decode tokens
     assert (got.steps, got.chunks, got.sequences) == (100, chunks, 64)
     rows = np.array(2000 / chunks + (0 if alone else 64))
@@ -529,7 +529,7 @@ def test_terms_of_serving_by_hand(device: Device, engine) -> None:
     assert got.launch == pytest.approx(LLAMA.launched_layers * 4e-4)
     work = decode.gpu_work(device, LLAMA, layout, np.array(64.0), np.array(2050.5), engine=engine)
     assert got.decode == pytest.approx(total(work))
-    short = prefill.serving_terms(device, LLAMA, layout, 64.0, 100.0, 9.0, engine=engine)
+    short = serving_terms(device, LLAMA, layout, 64.0, 100.0, 9.0, engine=engine)
     assert short.chunks == pytest.approx(1 / 8)  # eight end in a step and share a pass
 
 

@@ -61,7 +61,7 @@ def test_the_matrices_of_all_kinds_hold_the_active_matrix_parameters(model: Mode
     used = 0.0
     for kind in model.kinds:
         used += kind.layers * sum(
-            m.flop_per_token / 2 for m in layer_matrices(model, ep=model.moe.num_experts, kind=kind)
+            m.n * m.k * m.rows for m in layer_matrices(model, ep=model.moe.num_experts, kind=kind)
         )
     gates = model.num_moe_layers * (model.hidden if model.moe.shared_gate else 0)
     assert used + gates + model.params_lm_head == pytest.approx(model.num_matmul_params_active, rel=1e-9)

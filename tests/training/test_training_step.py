@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfsim.kernels import collectives, flop
+from rlhfsim.kernels import collectives
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.flop import forward_flop
@@ -29,7 +29,7 @@ from rlhfsim.training.training import micro_batches
 from rlhfsim.training.unequal_lengths import Spread, spread_of, waits
 from rlhfsim.training.work import Work
 from tests.one_call import forward, train
-from tests.oracles import one_f_one_b
+from tests.oracles import hardware_flop, one_f_one_b
 
 PROFILE = load_profile("h100_sxm")
 LLAMA, QWEN = preset("llama-3-8b"), preset("qwen3-30b-a3b")
@@ -80,7 +80,7 @@ def test_layers_that_do_not_divide_leave_room_for_embedding_and_head() -> None:
 
 def test_no_step_beats_the_roofline_of_its_flop() -> None:
     for where in (layout(), layout(tp=8, dp=1), layout(pp=4, dp=2), layout(zero=3)):
-        least = flop.hardware_flop(LLAMA, BATCH, "none") / (where.gpus * PROFILE.peak["bf16"].value)
+        least = hardware_flop(LLAMA, BATCH, "none") / (where.gpus * PROFILE.peak["bf16"].value)
         assert seconds(where) > least
 
 

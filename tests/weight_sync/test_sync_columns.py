@@ -153,7 +153,7 @@ def listed(column: Any) -> list[float]:
 
 def stages(*columns: Sequence[float]) -> list[Stage]:
     links = network(H100), scale_up(H100), network(RACK)
-    return [Stage("x", (moved(np.array(column), link),)) for column, link in zip(columns, links, strict=True)]
+    return [(moved(np.array(column), link),) for column, link in zip(columns, links, strict=True)]
 
 
 def test_the_slowest_stage_of_a_pipeline_is_each_transfers_own() -> None:
@@ -165,7 +165,7 @@ def test_the_slowest_stage_of_a_pipeline_is_each_transfers_own() -> None:
 
 def test_transfers_that_are_equally_slow_count_the_first_stage_alone() -> None:
     one = moved(np.array([1e9, 2e9]), network(H100))
-    both = [Stage("x", (one,)), Stage("y", (one,))]
+    both = [(one,), (one,)]
     assert listed(pipelined(both, 4).seconds) == pytest.approx(listed(one.seconds * (2 / 4 + 3 / 4)))
 
 

@@ -84,7 +84,11 @@ def ends(device: Device, train: Layout, rollout: RolloutLayout, model=DENSE, **o
 
 
 def seconds(stage) -> list[float]:
-    return [part.seconds for part in stage.parts]
+    return [part.seconds for part in stage]
+
+
+def total(stage) -> float:
+    return sum(seconds(stage))
 
 
 # --- both ends --------------------------------------------------------------------------------------------
@@ -228,7 +232,7 @@ def test_quantising_reads_two_bytes_and_writes_one(device: Device) -> None:
     assert seconds(stages.quantise_all(e)) == pytest.approx(
         [3 * DENSE.num_params / hbm(device).value, 291 * 2e-4]
     )
-    assert stages.quantise(replace(e, rollout=RolloutLayout(dp=8)), 1e9, 100).parts == ()
+    assert stages.quantise(replace(e, rollout=RolloutLayout(dp=8)), 1e9, 100) == ()
 
 
 def test_loading_copies_the_slice_and_looks_for_every_expert(device: Device) -> None:
@@ -264,8 +268,8 @@ def test_wires_buckets_and_calls_by_hand(device: Device) -> None:
     gather = stages.gather(ends(device, Layout(tp=4, dp=2), RolloutLayout(dp=8)), all_stages=False)
     bytes_, names = stages.split(gather)
     assert seconds(names) == pytest.approx([291e-4])
-    assert bytes_.seconds + names.seconds == pytest.approx(gather.seconds)
-    assert stages.joined("both", gather, names).seconds == pytest.approx(gather.seconds + names.seconds)
+    assert total(bytes_) + total(names) == pytest.approx(total(gather))
+    assert total(gather + names) == pytest.approx(total(gather) + total(names))
 
 
 # --- paths ------------------------------------------------------------------------------------------------
@@ -279,22 +283,22 @@ def _pipe(times: list[float], k: float) -> float:
 
 def test_pointers_over_ipc_by_hand(device: Device) -> None:
     e = ends(device, Layout(tp=4, dp=2), RolloutLayout(tp=2, dp=4, precision="fp8"), MOE, same_pool=True)
-    gather, load = stages.gather(e, all_stages=True).seconds, stages.load(e).seconds
+    gather, load = total(stages.gather(e, all_stages=True)), total(stages.load(e))
     count = e.stored / stages.bucket(e)
     got = paths.ipc(e)
     assert got.cost.seconds == pytest.approx(
-        0.3 + 0.02 * count + gather + stages.quantise_all(e).seconds + load
+        0.3 + 0.02 * count + gather + total(stages.quantise_all(e)) + load
     )
     assert got.train_bytes == 2 * stages.bucket(e)
     assert got.bytes_moved == pytest.approx(8 * 0.75 * e.stored)
     w = e.weights
     early = replace(e, train=Layout(tp=2, pp=2, dp=2, ep=2))
-    own = stages.quantise(early, early.train_shard / 2, w.dense_tensors / 2 + w.expert_tensors / 4).seconds
-    gather = stages.gather(early, all_stages=True).seconds
-    first, routed = paths.ipc(early, prequantised=True).cost.seconds, stages.load(early, routed=True).seconds
+    own = total(stages.quantise(early, early.train_shard / 2, w.dense_tensors / 2 + w.expert_tensors / 4))
+    gather = total(stages.gather(early, all_stages=True))
+    first, routed = paths.ipc(early, prequantised=True).cost.seconds, total(stages.load(early, routed=True))
     assert first == pytest.approx(0.3 + 0.02 * count + gather + own + routed)
     each = paths.ipc_per_parameter(e)
-    serial = 0.3 + stages.gather(e, all_stages=True).seconds + stages.quantise_all(e).seconds + load
+    serial = 0.3 + total(stages.gather(e, all_stages=True)) + total(stages.quantise_all(e)) + load
     assert each.cost.seconds == pytest.approx(serial + 2 * w.tensors * 0.02)
     assert each.train_bytes == 2 * w.largest
     assert each.bytes_moved == got.bytes_moved
@@ -302,10 +306,10 @@ def test_pointers_over_ipc_by_hand(device: Device) -> None:
 
 def test_a_broadcast_by_hand(device: Device) -> None:
     e = ends(device, Layout(tp=2, pp=2, dp=2), RolloutLayout(dp=8))
-    wire, load, stage = stages.wire(e, e.sent).seconds, stages.load(e).seconds, stages.staging(e).seconds
+    wire, load, stage = total(stages.wire(e, e.sent)), total(stages.load(e)), total(stages.staging(e))
     count = e.sent / 2e9
     for lanes in (True, False):
-        gather = [s.seconds for s in stages.split(stages.gather(e, all_stages=not lanes))]
+        gather = [total(s) for s in stages.split(stages.gather(e, all_stages=not lanes))]
         before = 0.3 + 0.02 * count
         got = paths.broadcast(e, lanes=lanes)
         assert got.cost.seconds == pytest.approx(before + _pipe([*gather, wire, load, stage], count))
@@ -316,22 +320,22 @@ def test_a_broadcast_by_hand(device: Device) -> None:
     assert (got.bytes_moved, got.train_bytes, got.rollout_bytes) == (e.sent, 4e9, 4e9)
     four = paths.broadcast(e, nics=4, loaded=False, overlapped=False).cost.seconds
     one = paths.broadcast(e, loaded=False, overlapped=False).cost.seconds
-    assert one - four == pytest.approx(wire - stages.wire(e, e.sent, 4).seconds)
+    assert one - four == pytest.approx(wire - total(stages.wire(e, e.sent, 4)))
 
 
 def test_a_broadcast_that_is_quantised_before_or_after_the_wire(device: Device) -> None:
     e = ends(device, Layout(tp=2, pp=2, dp=2), RolloutLayout(dp=8, precision="fp8"))
-    gather = stages.gather(e, all_stages=False).seconds
-    small = stages.quantise(e, e.weights.params / 2, 291 / 2).seconds
-    rest = stages.wire(e, e.sent).seconds + stages.load(e).seconds + stages.staging(e).seconds
+    gather = total(stages.gather(e, all_stages=False))
+    small = total(stages.quantise(e, e.weights.params / 2, 291 / 2))
+    rest = total(stages.wire(e, e.sent)) + total(stages.load(e)) + total(stages.staging(e))
     count = e.sent / 2e9
     got = paths.broadcast(e, overlapped=False).cost.seconds
     assert got == pytest.approx(0.3 + 0.02 * count + gather + small + rest)
     arrives = made(sync_quantised_on_arrival=1.0)
     late = replace(e, source=arrives, target=arrives)
     wide = replace(late, rollout=RolloutLayout(dp=8))
-    placed = stages.quantise_all(late).seconds + stages.load(late).seconds
-    rest = stages.wire(wide, wide.sent).seconds + placed + stages.staging(wide).seconds
+    placed = total(stages.quantise_all(late)) + total(stages.load(late))
+    rest = total(stages.wire(wide, wide.sent)) + placed + total(stages.staging(wide))
     got = paths.broadcast(late, overlapped=False).cost.seconds
     assert got == pytest.approx(0.3 + 0.02 * wide.sent / 2e9 + gather + rest)
 
@@ -345,7 +349,7 @@ def test_a_broadcast_of_each_parameter_by_hand(device: Device) -> None:
         stages.load(e),
     ]
     got = paths.broadcast_per_parameter(e)
-    assert got.cost.seconds == pytest.approx(0.3 + sum(p.seconds for p in parts) + 582 * 0.02)
+    assert got.cost.seconds == pytest.approx(0.3 + sum(map(total, parts)) + 582 * 0.02)
     assert got.train_bytes == got.rollout_bytes == 2 * e.weights.largest
 
 
@@ -378,7 +382,7 @@ def test_whole_models_by_shards_and_quantised_ones_by_hand(device: Device) -> No
     small = replace(e, rollout=replace(rollout, precision="fp8", pp=1))
     ffn = 2 * w.ffn / 4
     sent = 0.3 + ffn / network(device).value + 96e-4
-    cast = stages.quantise(small, ffn / 2, 96).seconds
+    cast = total(stages.quantise(small, ffn / 2, 96))
     rest = replace(e, weights=without_ffn(w))
     after = paths.broadcast(rest, nics=8, lanes=False).cost.seconds
     assert paths.p2p(small).cost.seconds == pytest.approx(sent + cast + after)
@@ -393,8 +397,8 @@ def test_staged_shards_by_hand(device: Device) -> None:
     e = ends(device, Layout(tp=4, pp=2), RolloutLayout(tp=8))
     shard = e.rollout_shard / 2
     write = shard * 2 / network(device).value
-    shape = 2 / 2 * stages.load(e).seconds + 2 * shard / host_rate(device).value
-    ready = stages.gather(e, all_stages=False).seconds + shape + write / 2
+    shape = 2 / 2 * total(stages.load(e)) + 2 * shard / host_rate(device).value
+    ready = total(stages.gather(e, all_stages=False)) + shape + write / 2
     got = paths.p2p_staged(e)
     assert got.cost.seconds == pytest.approx(0.3 + _pipe([ready, write / 2], e.sent / 2e9))
     assert got.bytes_moved == 8 * e.rollout_shard
@@ -441,7 +445,7 @@ def test_a_delta_through_a_shared_folder_by_hand(device: Device) -> None:
     copy, count = e.rollout_shard / host_rate(device).value, size / 2e9
     got = paths.delta_disk(e)
     expected = 0.3 + compare + _pipe([collect, write], count)
-    expected += _pipe([read, copy, stages.load(e).seconds], count)
+    expected += _pipe([read, copy, total(stages.load(e))], count)
     assert got.cost.seconds == pytest.approx(expected)
     assert got.bytes_moved == pytest.approx(3 * size)
 
@@ -454,12 +458,12 @@ def test_a_disk_by_hand(device: Device, shared: bool) -> None:
     """Two nodes write a pipeline's stages; two replicas of 16 GPUs, each node reads half of the model."""
     e = ends(device, Layout(tp=8, pp=2), RolloutLayout(tp=16, dp=2))
     count = e.sent / 2e9
-    gather = stages.gather(e, all_stages=False).seconds
+    gather = total(stages.gather(e, all_stages=False))
     save = e.sent / (2 * write_rate(device, shared=shared).value)
     fetch = e.sent / 2 / read_rate(device, shared=shared).value
     copy = e.rollout_shard / host_rate(device).value
     got = storage.disk(e, shared=shared)
-    expected = 0.3 + _pipe([gather, save], count) + _pipe([fetch, copy, stages.load(e).seconds], count)
+    expected = 0.3 + _pipe([gather, save], count) + _pipe([fetch, copy, total(stages.load(e))], count)
     assert got.cost.seconds == pytest.approx(expected)
     assert got.bytes_moved == e.sent + e.sent / 2 * 4
     assert (got.train_bytes, got.rollout_bytes, got.host_bytes) == (2e9, 2e9, e.sent / 2)
@@ -469,14 +473,14 @@ def test_a_disk_by_hand(device: Device, shared: bool) -> None:
 
 def test_host_memory_by_hand(device: Device) -> None:
     e = ends(device, Layout(tp=2, dp=4), RolloutLayout(tp=2, dp=8))
-    count, load = e.sent / 2e9, stages.load(e).seconds
+    count, load = e.sent / 2e9, total(stages.load(e))
     copy = e.sent / 16 / host_rate(device).value
     spread = e.sent / gather_rate(device, 16).value
     got = storage.host_update(e)
     update = 0.3 + 0.9 + 0.02 * count + copy + _pipe([spread, load], count)
     assert got.cost.seconds == pytest.approx(update)
     assert (got.bytes_moved, got.rollout_bytes, got.host_bytes) == (16 * e.sent, 6e9, e.sent / 2)
-    gather = stages.gather(e, all_stages=False).seconds
+    gather = total(stages.gather(e, all_stages=False))
     out = e.sent / 8 / host_rate(device).value
     far = e.sent / 16 / min(host_rate(device).value, network(device).value)
     whole = storage.host(e)
@@ -746,9 +750,9 @@ def test_staged_shards_that_are_quantised_on_their_way(device: Device) -> None:
     e = ends(device, Layout(tp=2, pp=2), RolloutLayout(tp=8, precision="fp8"))
     shard_ = e.rollout_shard / 2
     write = shard_ * 4 / network(device).value
-    cast = stages.quantise(e, DENSE.num_params / 2, 291 / 2).seconds
-    shape = 4 / 2 * stages.load(e).seconds + 4 * shard_ / host_rate(device).value
-    ready = stages.gather(e, all_stages=False).seconds + cast + shape + 0.75 * write
+    cast = total(stages.quantise(e, DENSE.num_params / 2, 291 / 2))
+    shape = 4 / 2 * total(stages.load(e)) + 4 * shard_ / host_rate(device).value
+    ready = total(stages.gather(e, all_stages=False)) + cast + shape + 0.75 * write
     got = paths.p2p_staged(e)
     assert got.cost.seconds == pytest.approx(0.3 + _pipe([ready, write / 4], e.sent / 2e9))
     assert got.host_bytes == 4 * e.rollout_shard
