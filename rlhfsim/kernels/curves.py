@@ -23,9 +23,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rlhfsim.elementwise import most
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.grid import Grid, decode, monotone
-from rlhfsim.kernels.work import KINDS, Amount, Kind, largest, roof
+from rlhfsim.kernels.work import KINDS, Amount, Kind, roof
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.units import MICROSECOND
@@ -326,7 +327,7 @@ class KernelCurves:
         grid = self._grids.get(name)
         if grid is None:
             return np.asarray(CLOSED_FLOOR + least / CLOSED_EFFICIENCY)
-        return np.asarray(largest(grid.at(point) if point else grid(*arrays), least))
+        return np.asarray(most(grid.at(point) if point else grid(*arrays), least))
 
     def _least(self, name: str, precision: str, x: Sequence[Amount], size: float | None = None) -> Amount:
         """Datasheet roofline, seconds."""

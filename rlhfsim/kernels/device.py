@@ -99,6 +99,19 @@ class Device:
         """A coefficient's value; unknown names are our own bug."""
         return self._values[name]
 
+    def peak(self, precision: str) -> float:
+        """Dense FLOP/s of a precision; where the GPU lacks it, of BF16, FP16 or FP32 in that order.
+
+        FP8 weights then save memory but not time: the engine computes in BF16.
+        """
+        rates = self.profile.peak
+        return next(rates[p] for p in (precision, "bf16", "fp16", "fp32") if p in rates).value
+
+    @property
+    def hbm(self) -> float:
+        """Bytes a second of GPU memory that kernels reach."""
+        return self.profile.hbm.value * self["hbm_efficiency"]
+
     def spread(self, name: str) -> tuple[float, float]:
         """P10 and P90 of a coefficient relative to its value."""
         return self._spreads[name]

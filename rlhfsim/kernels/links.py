@@ -155,6 +155,11 @@ def moved(size: Size, link: Rate) -> Part:
     return part(link.resource, seconds, link.rests_on, spread=(1 / high, 1 / low if low else 1.0))
 
 
+def through_memory(size: Size, device: Device, efficiency: str) -> Part:
+    """`size` bytes through device memory at an efficiency of the profile."""
+    return moved(size, rate(device, "hbm", device.profile.hbm.value, efficiency))
+
+
 def handled(count: Size, device: Device, latency: str) -> Part:
     """`count` things that each cost a latency of the profile on the host."""
     seconds = where(count > 0, count * device[latency], 0.0)

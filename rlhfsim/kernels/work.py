@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.elementwise import most
 from rlhfsim.specs.hardware.kernel_tables import AXES
 
 Floats = NDArray[np.float64]
@@ -110,14 +111,5 @@ def roof(demand: Demand, compute: float, hbm: float, link: float) -> Amount:
 
     Source: Williams et al. 2009, CACM 52(4).
     """
-    return largest(demand.flop / compute, demand.hbm / hbm, demand.link / link)
-
-
-def largest(first: Amount, *others: Amount) -> Amount:
-    """The maximum, element by element where any is an array; plain numbers stay plain."""
-    for other in others:
-        if isinstance(first, float) and isinstance(other, float):
-            first = max(first, other)
-        else:
-            first = np.maximum(first, other)
-    return first
+    seconds: Amount = most(demand.flop / compute, demand.hbm / hbm, demand.link / link)
+    return seconds

@@ -140,7 +140,7 @@ def head_work(
     head = head_matrix(model, layout.tp)
     size = rows * model.vocab * ACTIVATION_BYTES
     passes = coefficient(device, "sampling_passes", engine) * LOGIT_BYTES * rows * model.vocab / layout.tp
-    sampling = passes / (device.profile.hbm.value * device["hbm_efficiency"])
+    sampling = passes / device.hbm
     gather = collective(device, "all_gather", size, layout.tp)
     return gemm(device, head, rows, layout.precision) + gather + on("hbm", sampling)
 
@@ -220,7 +220,7 @@ def _dense(
 
 def _elementwise(device: Device, model: ModelSpec, rows: Floats) -> EngineStep:
     size = ELEMENTWISE_PASSES * rows * model.hidden * ACTIVATION_BYTES
-    return on("hbm", size / (device.profile.hbm.value * device["hbm_efficiency"]))
+    return on("hbm", size / device.hbm)
 
 
 def pipelined(

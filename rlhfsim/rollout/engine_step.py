@@ -112,22 +112,12 @@ def kernel(
 
     `size` is bytes through HBM. Source: Williams et al. 2009, CACM 52(4), roofline.
     """
-    roof_compute = np.asarray(flop, dtype=np.float64) / peak(device, precision)
+    roof_compute = np.asarray(flop, dtype=np.float64) / device.peak(precision)
     roof_hbm = np.asarray(size, dtype=np.float64) / device.profile.hbm.value
     taken = np.maximum(np.asarray(seconds, dtype=np.float64), np.maximum(roof_compute, roof_hbm))
     bound = roof_compute > roof_hbm
     zero = np.zeros(())
     return EngineStep(np.where(bound, taken, 0.0), np.where(bound, 0.0, taken), zero, zero, zero)
-
-
-def peak(device: Device, precision: str) -> float:
-    """Dense FLOP/s of a precision; where the GPU lacks it, of BF16, FP16 or FP32 in that order.
-
-    FP8 weights then save memory but not time: the engine computes in BF16.
-    """
-    rates = device.profile.peak
-    chosen = next(rates[p] for p in (precision, "bf16", "fp16", "fp32") if p in rates)
-    return chosen.value
 
 
 # --- matrix products ---------------------------------------------------------------------------------
@@ -177,6 +167,6 @@ def weight_only(
 
     Prior: no table of such kernels is at hand (gpt-oss in vLLM on Hopper computes so).
     """
-    compute, hbm = flop / peak(device, "bf16"), device.profile.hbm.value
+    compute, hbm = flop / device.peak("bf16"), device.profile.hbm.value
     narrow, wide = (BYTES_PER_ELEMENT[name] * np.asarray(read) / hbm for name in (stored, "bf16"))
     return step.scaled(np.maximum(compute, narrow) / np.maximum(compute, wide))

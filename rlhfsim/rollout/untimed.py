@@ -11,16 +11,7 @@ from numpy.typing import ArrayLike
 
 from rlhfsim.elementwise import Size, least
 from rlhfsim.kernels.device import Device
-from rlhfsim.rollout.engine_step import (
-    CURVE_SPREAD,
-    EngineStep,
-    Floats,
-    Spread,
-    kernel,
-    nothing,
-    peak,
-    widened,
-)
+from rlhfsim.rollout.engine_step import CURVE_SPREAD, EngineStep, Floats, Spread, kernel, nothing, widened
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout_columns import AnyRolloutLayout
 
@@ -42,7 +33,7 @@ def scan(device: Device, model: ModelSpec, tp: Size, tokens: Size) -> EngineStep
     if block is None:
         return nothing()
     flop = model.num_recurrent_layers * block.scan_flop * tokens / tp
-    seconds = flop / (peak(device, "bf16") * device["scan_efficiency"])
+    seconds = flop / (device.peak("bf16") * device["scan_efficiency"])
     return kernel(device, seconds, flop=flop, size=0.0, precision="bf16")
 
 
@@ -65,8 +56,5 @@ def index(device: Device, model: ModelSpec, pairs: ArrayLike, keys: ArrayLike) -
     layers = float(model.num_attention_layers)
     flop = layers * at.index_flop(1.0) * np.asarray(pairs, dtype=np.float64)
     size = layers * at.index_bytes * np.asarray(keys, dtype=np.float64)
-    seconds = np.maximum(
-        flop / (peak(device, "fp8") * device["indexer_efficiency"]),
-        size / (device.profile.hbm.value * device["hbm_efficiency"]),
-    )
+    seconds = np.maximum(flop / (device.peak("fp8") * device["indexer_efficiency"]), size / device.hbm)
     return kernel(device, seconds, flop=flop, size=size, precision="fp8")

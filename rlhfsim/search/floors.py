@@ -26,7 +26,7 @@ from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.step.calls import CallSetting, bias_of, stack_of
 from rlhfsim.step.framework_overhead import launched_layers
-from rlhfsim.step.speed_of_light import limit_of, peak
+from rlhfsim.step.speed_of_light import limit_of
 from rlhfsim.training.packing import pack_len, sequences_of
 from rlhfsim.training.passes import host_time, kernel_rates
 from rlhfsim.training.training import micro_batches
@@ -107,7 +107,7 @@ class _CallFloor(NamedTuple):
             steps,
             epochs,
             (limit_of(setting, call, None) or 0.0) / kept / epochs / steps,
-            ahead / (gpus * peak(device, work.train_precision)) / kept / steps,
+            ahead / (gpus * device.peak(work.train_precision)) / kept / steps,
             launches * (2 if frozen else 1),
             round(model.launched_layers),
         )

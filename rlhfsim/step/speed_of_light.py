@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.flop import attention_flop, forward_flop, matmul_flop, training_flop
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.rollout.engine_step import kernel_name
@@ -18,9 +17,6 @@ from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.step.calls import CallSetting
 from rlhfsim.training.packing import sequences_of
 from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, mean_bytes, weights_of
-
-HALF_WIDTH = ("bf16", "fp16", "fp32")
-"""Precisions of which every GPU has one; what has no rate of its own runs at the first that is there."""
 
 
 def limits(setting: CallSetting, generation: Generation | None) -> dict[str, float]:
@@ -53,14 +49,7 @@ def limit_of(setting: CallSetting, call: Call, generation: Generation | None) ->
     if call.kind == "train":
         frozen = matmul_flop(model, sequences.tokens) if work.lora and call.role == "actor" else 0.0
         flop = work.epochs * (training_flop(model, sequences) - frozen)
-    return flop / (role.layout.gpus * peak(setting.device(role), work.train_precision))
-
-
-def peak(device: Device, precision: str) -> float:
-    """Dense FLOP/s in a precision, or in the widest that the GPU has where it lacks that one."""
-    rates = device.profile.peak
-    name = next(p for p in (precision, *HALF_WIDTH) if p in rates)
-    return rates[name].value
+    return flop / (role.layout.gpus * setting.device(role).peak(work.train_precision))
 
 
 def _generate(setting: CallSetting, generation: Generation) -> float:
@@ -81,7 +70,7 @@ def _generate(setting: CallSetting, generation: Generation) -> float:
     once = work.gen_batches * prompts.tokens
     cores = attention_flop(model, prompts) * work.gen_batches
     flop = matmul_flop(model, once + tokens) + cores
-    compute = flop / (layout.gpus * peak(device, kernel_name(layout.precision)))
+    compute = flop / (layout.gpus * device.peak(kernel_name(layout.precision)))
     return max(compute, (read + cache) / device.profile.hbm.value)
 
 

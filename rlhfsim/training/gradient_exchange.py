@@ -13,7 +13,7 @@ from rlhfsim.elementwise import Size, each, either, least, most, some, where
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
-from rlhfsim.kernels.links import host_rate, moved
+from rlhfsim.kernels.links import handled, host_rate, moved, through_memory
 from rlhfsim.memory.states import BASE_BYTES, Parted, parted
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Layout
@@ -243,9 +243,7 @@ def dequantised(device: Device, model: ModelSpec, layout: AnyLayout, passes: Siz
     ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
     whole = sum(s.params for s in shards(device, model, replace(layout, shards=None)))
     held = whole - ends / (layout.tp * layout.pp)
-    name = "nf4_dequantise_efficiency"
-    seconds = passes * held * (BASE_BYTES["nf4"] + BF16) / (device.profile.hbm.value * device[name])
-    return part("hbm", seconds, name, spread=device.inverse_spread(name))
+    return through_memory(passes * held * (BASE_BYTES["nf4"] + BF16), device, "nf4_dequantise_efficiency")
 
 
 def summed(device: Device, model: ModelSpec, layout: AnyLayout, micro_batches: Size, *, share: float) -> Part:
@@ -254,9 +252,7 @@ def summed(device: Device, model: ModelSpec, layout: AnyLayout, micro_batches: S
     m Psi_held (2 + 2) / (B_m eta)        Psi_held = Psi, of its owner from ZeRO-2 on
     """
     held = sum(s.owned(where(layout.zero >= 2, 1, 0)) for s in shards(device, model, layout, share=share))
-    name = "optimizer_hbm_efficiency"
-    seconds = micro_batches * held * 2 * (FP32 - BF16) / (device.profile.hbm.value * device[name])
-    return part("hbm", seconds, name, spread=device.inverse_spread(name))
+    return through_memory(micro_batches * held * 2 * (FP32 - BF16), device, "optimizer_hbm_efficiency")
 
 
 def cast(device: Device, model: ModelSpec, layout: AnyLayout, passes: Size, *, share: float = 1.0) -> Part:
@@ -266,9 +262,7 @@ def cast(device: Device, model: ModelSpec, layout: AnyLayout, passes: Size, *, s
         passes Psi_held (4 + 2) / (B_m eta)
     """
     held = sum(s.params for s in shards(device, model, layout, share=share))
-    name = "optimizer_hbm_efficiency"
-    seconds = passes * held * (FP32 + BF16) / (device.profile.hbm.value * device[name])
-    return part("hbm", seconds, name, spread=device.inverse_spread(name))
+    return through_memory(passes * held * (FP32 + BF16), device, "optimizer_hbm_efficiency")
 
 
 def exposed(
@@ -306,10 +300,7 @@ def zero_calls(device: Device, model: ModelSpec, layout: AnyLayout, passes: Size
     `zero_tensor_time`: 0 on GPUs, where it hides behind kernels that were launched before; on a CPU the
     core that computes runs the hooks and the Python of each collective as well.
     """
-    tensors = weights_of(model).tensors / layout.pp
-    name = "zero_tensor_time"
-    seconds = passes * tensors * device[name]
-    return part("overhead", seconds, name, spread=device.spread(name))
+    return handled(passes * (weights_of(model).tensors / layout.pp), device, "zero_tensor_time")
 
 
 def gathers(
@@ -345,25 +336,13 @@ def update(
     """
     owned = sum(s.owned(layout.zero) for s in shards(device, model, layout, share=share))
     bytes_each = STATE_BYTES[optimizer] + 2 * FP32
-    launch = part(
-        "overhead",
-        device["optimizer_overhead"],
-        "optimizer_overhead",
-        spread=device.spread("optimizer_overhead"),
-    )
     sharded = (layout.zero > 0) & (layout.dp * layout.cp > 1)
-    own = part(
-        "overhead",
-        sharded * device["zero_step_time"],
-        "zero_step_time",
-        spread=device.spread("zero_step_time"),
-    )
     away = where(layout.offload_optimizer == "none", 0.0, layout.offload_fraction)
-    name = "optimizer_hbm_efficiency"
-    seconds = (1 - away) * owned * bytes_each / (device.profile.hbm.value * device[name])
-    here = [part("hbm", seconds, name, spread=device.inverse_spread(name))] if some(away < 1) else []
+    size = (1 - away) * owned * bytes_each
+    here = [through_memory(size, device, "optimizer_hbm_efficiency")] if some(away < 1) else []
     there = _on_host(device, layout, away * owned, bytes_each) if some(away > 0) else []
-    return [*here, *there, launch, own]
+    own = handled(1 * sharded, device, "zero_step_time")
+    return [*here, *there, handled(1, device, "optimizer_overhead"), own]
 
 
 def fetches(

@@ -37,7 +37,7 @@ from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.heads import Traffic
 from rlhfsim.specs.placement.layout import Dispatcher
-from rlhfsim.training.mixer_time import BF16, attention, hbm, index, scan
+from rlhfsim.training.mixer_time import BF16, attention, index, scan
 from rlhfsim.training.work import LOW, Work
 
 MAX_M, MAX_N, MAX_K = 32768.0, 65536.0, 65536.0
@@ -67,12 +67,12 @@ TILE = 128.0
 class Pass(NamedTuple):
     """Raw seconds of one direction through one layer."""
 
-    gemm: Size
-    attention: Size
-    memory: Size
-    tp: Size
-    ep: Size
-    cp: Size
+    gemm: Size = 0.0
+    attention: Size = 0.0
+    memory: Size = 0.0
+    tp: Size = 0.0
+    ep: Size = 0.0
+    cp: Size = 0.0
     scan: Size = 0.0
     """Scan of a recurrent layer."""
     indexer: Size = 0.0
@@ -87,7 +87,7 @@ class Pass(NamedTuple):
         return Pass(*[a * factor for a in self])
 
 
-NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Pass()
 
 
 class Layer(NamedTuple):
@@ -95,11 +95,11 @@ class Layer(NamedTuple):
 
     forward: Pass
     backward: Pass
-    weight_gradient: Size
+    weight_gradient: Size = 0.0
     """Part of `backward.gemm` that frozen weights save."""
-    core: Size
+    core: Size = 0.0
     """Forward of the attention core: what selective recomputation repeats."""
-    modules: Mapping[str, Size]
+    modules: Mapping[str, Size] = {}
     """Forward GEMM seconds by module of `MODULES`: what recomputing it repeats."""
 
 
@@ -121,7 +121,7 @@ def layer(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> L
     indexed = index(device, model, work) if attends else 0.0
     ratio = FLASH_BACKWARD / device["attention_backward_rate"] if work.flash else 2.0
     passes = 1.0 if work.fused else device["eager_traffic"]
-    memory = passes * _traffic(model, matrices, work, kind) / hbm(device)
+    memory = passes * _traffic(model, matrices, work, kind) / device.hbm
     tp = _tensor_parallel(device, model, work, kind)
     ep = _expert_parallel(device, model, work) if kind.ffn == "experts" else 0.0
     cp = _context_parallel(device, model, work, kind)
@@ -152,24 +152,21 @@ def head(
     """
     matrix = layers.head_matrix(model, work.tp)
     forward, data, weight, _ = _gemms(device, (matrix,), work)
-    logits = work.tokens * matrix.n / hbm(device) if logprob and not model.value_head else 0.0
+    logits = work.tokens * matrix.n / device.hbm if logprob and not model.value_head else 0.0
     scale = 0.5 if work.fused else 1.0
     ahead, back = traffic or (12 * scale, 8 * scale)
-    norm = 2 * BF16 * work.held * model.hidden / hbm(device)
+    norm = 2 * BF16 * work.held * model.hidden / device.hbm
     return Layer(
-        Pass(forward, 0.0, ahead * logits + norm, 0.0, 0.0, 0.0),
-        Pass(data + weight + (forward if again else 0.0), 0.0, back * logits + 2 * norm, 0.0, 0.0, 0.0),
+        Pass(forward, memory=ahead * logits + norm),
+        Pass(data + weight + (forward if again else 0.0), memory=back * logits + 2 * norm),
         weight,
-        0.0,
-        {},
     )
 
 
 def embedding(device: Device, model: ModelSpec, work: Work) -> Layer:
     """Embedding look-up: read and write h per token; the gradient is scattered in FP32."""
-    row = work.tokens * model.hidden / hbm(device)
-    forward = Pass(0.0, 0.0, 2 * BF16 * row, 0.0, 0.0, 0.0)
-    return Layer(forward, Pass(0.0, 0.0, 10 * row, 0.0, 0.0, 0.0), 0.0, 0.0, {})
+    row = work.tokens * model.hidden / device.hbm
+    return Layer(Pass(memory=2 * BF16 * row), Pass(memory=10 * row))
 
 
 def adapter_time(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> tuple[Size, Size]:
@@ -183,7 +180,7 @@ def adapter_time(device: Device, model: ModelSpec, work: Work, *, kind: LayerKin
     """
     passes = 1.0 if work.fused else device["eager_traffic"]
     matrices = [x for x in layers.layer_matrices(model, work.tp, work.ep, work.etp, kind=kind) if x.linear]
-    each = passes * BF16 / hbm(device)
+    each = passes * BF16 / device.hbm
     ahead = sum(_rows(x, work) * (x.k + 3.0 * x.n) for x in matrices)
     return each * ahead, each * sum(_rows(x, work) * (2.0 * x.n + 4.0 * x.k) for x in matrices)
 
@@ -200,7 +197,7 @@ def _gemms(
 ) -> tuple[Size, Size, Size, dict[str, Size]]:
     """Seconds of all forward, data-gradient and weight-gradient GEMMs; forward ones by name too."""
     ways = [
-        (*precision, *way, x.experts > 1, BF16 * x.params / hbm(device))
+        (*precision, *way, x.experts > 1, BF16 * x.params / device.hbm)
         for x in matrices
         for precision, m in ((_precision(x, work), _rows(x, work)),)
         for way in ((m, x.n, x.k), (m, x.k, x.n), (x.k, x.n, m))

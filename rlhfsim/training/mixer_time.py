@@ -5,8 +5,6 @@ Legend as in `layer_time`.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from rlhfsim.elementwise import Size, kept, least, most, number
 from rlhfsim.kernels import layers
 from rlhfsim.kernels.device import Device
@@ -46,7 +44,7 @@ def attention(device: Device, model: ModelSpec, work: Work) -> Size:
     if not share:
         return seconds
     seen = attended_pairs(length, at.sliding_window) / attended_pairs(length)
-    io = BF16 * work.tokens * 2 * (local.query + local.kv) * local.qk_dim / hbm(device)
+    io = BF16 * work.tokens * 2 * (local.query + local.kv) * local.qk_dim / device.hbm
     return (1 - share) * seconds + share * most(seconds * seen, io)
 
 
@@ -58,7 +56,7 @@ def scan(device: Device, model: ModelSpec, work: Work) -> Size:
     """
     if model.recurrent is None:
         return 0.0
-    rate = _peak(device, "bf16") * device["scan_efficiency"]
+    rate = device.peak("bf16") * device["scan_efficiency"]
     return model.recurrent.scan_flop * work.tokens / work.tp / rate
 
 
@@ -72,12 +70,7 @@ def index(device: Device, model: ModelSpec, work: Work) -> Size:
     if not at.index_num_heads:
         return 0.0
     pairs = work.tokens * work.cp / max(1.0, work.length) * attended_pairs(work.length) / work.cp
-    return at.index_flop(pairs) / (_peak(device, "fp8") * device["indexer_efficiency"])
-
-
-def _peak(device: Device, precision: Literal["bf16", "fp8"]) -> float:
-    peak = device.profile.peak
-    return next(peak[p] for p in (precision, "bf16", "fp16", "fp32") if p in peak).value
+    return at.index_flop(pairs) / (device.peak("fp8") * device["indexer_efficiency"])
 
 
 @kept(65536)
@@ -121,9 +114,4 @@ def _unfused(device: Device, local: Heads, sequences: Size, length: float) -> Si
     peak = device.profile.peak
     rate = max(p.value for name, p in peak.items() if name in ("bf16", "fp16", "fp32"))
     products = 4 * local.qk_dim * scores / (rate * device["gemm_efficiency"])
-    return products + 12 * scores / hbm(device)
-
-
-def hbm(device: Device) -> float:
-    """Bytes a second of GPU memory that kernels reach."""
-    return device.profile.hbm.value * device["hbm_efficiency"]
+    return products + 12 * scores / device.hbm

@@ -219,19 +219,7 @@ def contention(device: Device, ranks: Size) -> Size:
 
 def slowed(through: Passes, factor: Size) -> Passes:
     """All times of a micro-batch scaled."""
-    if not some(factor != 1):
-        return through
-    (first, last), (first_forward, last_forward) = through.ends, through.ends_forward
-    return Passes(
-        through.forward.times(factor),
-        through.backward.times(factor),
-        through.layer * factor,
-        through.layer_forward * factor,
-        (first * factor, last * factor),
-        (first_forward * factor, last_forward * factor),
-        (through.sent[0].times(factor), through.sent[1].times(factor)),
-        through.launch * factor,
-    )
+    return Passes.of([number * factor for number in through.numbers]) if some(factor != 1) else through
 
 
 def host_time(device: Device, graphs: Graphs, *, kind: LayerKind) -> float:

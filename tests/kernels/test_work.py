@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from rlhfsim.kernels.work import KINDS, Demand, largest, roof
+from rlhfsim.elementwise import most as largest
+from rlhfsim.kernels.work import KINDS, Demand, roof
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from rlhfsim.rollout import (
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.collective_time import collective, tp_all_reduce
 from rlhfsim.rollout.continuous_batching import continuous_timeline, start_steps, tabulate
-from rlhfsim.rollout.engine_step import CURVE_SPREAD, EngineStep, gemm, kernel, on, peak, weight_only
+from rlhfsim.rollout.engine_step import CURVE_SPREAD, EngineStep, gemm, kernel, on, weight_only
 from rlhfsim.rollout.oversampling import aborted
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.rollout.speculative import speculative_step
@@ -88,8 +88,8 @@ def test_a_kernel_is_on_the_larger_of_its_two_roofs(device: Device) -> None:
     assert (float(compute.compute), float(compute.hbm)) == (2, 0)
     read = kernel(device, 5.0, flop=flop, size=2 * size, precision="bf16")
     assert (float(read.compute), float(read.hbm)) == (0, 5)
-    assert peak(device, "fp8") == H100.peak["fp8"].value
-    assert peak(device, "fp4") == H100.peak["bf16"].value
+    assert device.peak("fp8") == H100.peak["fp8"].value
+    assert device.peak("fp4") == H100.peak["bf16"].value
     parts = on("network", 2.0) + on("nvlink", 3.0) + on("overhead", 4.0) + compute + read
     assert parts == (2, 5, 3, 2, 4)
     assert parts.scaled(2.0) == (4, 10, 6, 4, 8)

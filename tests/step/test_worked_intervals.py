@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlhfsim.kernels.cost import Cost, part
+from rlhfsim.kernels.device import Device
 from rlhfsim.plan import PredictedPhase
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
@@ -307,8 +308,8 @@ def test_least_seconds_of_a_weight_sync_by_hand() -> None:
 
 def test_the_peak_of_a_precision_or_of_the_next_wider_one() -> None:
     device: Any = SimpleNamespace(profile=H100)
-    assert speed_of_light.peak(device, "fp8") == H100.peak["fp8"].value
-    assert speed_of_light.peak(device, "fp4") == H100.peak["bf16"].value
+    assert Device.peak(device, "fp8") == H100.peak["fp8"].value
+    assert Device.peak(device, "fp4") == H100.peak["bf16"].value
 
 
 # --- order in time --------------------------------------------------------------------------------------------
