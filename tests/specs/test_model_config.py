@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.loading import parse_json
+from rlhfsim.specs.loading import checked, parse_json
+from rlhfsim.specs.model import families
 from rlhfsim.specs.model.config import load_config, read_config
-from rlhfsim.specs.model.families import FAMILIES, REFUSED
+from rlhfsim.specs.model.families import FAMILIES, REFUSED, Family
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import _data, preset, resolve_model
 
@@ -134,6 +137,13 @@ def test_a_model_that_does_not_add_up_is_refused(change, message):
     with pytest.raises(RlhfsimError, match=message) as caught:
         read(LLAMA | change)
     assert caught.value.help
+
+
+def test_the_file_of_families_holds_what_its_types_say() -> None:
+    text = json.loads(Path(families.__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    rows = json.dumps([entry["implies"] for entry in text["families"]])
+    assert len(TypeAdapter(list[checked(Family)]).validate_json(rows, strict=True)) > 40
+    assert len(FAMILIES) == sum(len(entry["types"].split()) for entry in text["families"])
 
 
 @pytest.mark.parametrize("kind", sorted(REFUSED))
