@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from executor import ranks, refusals
-from executor.frozen import frozen
 from executor.limits import WEIGHT_BYTES, TimeLimits
 from executor.machine.checks import Check, Needs, checks, judged, not_checked
 from executor.machine.facts import read
 from executor.resolve import model_folder, served_by
 from executor.settings import Settings
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from executor.algorithms.protocols import LoopBackend
-from executor.frozen import frozen
 from executor.samples import Sample, Scored
 from executor.settings import Settings
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.workload import Workload
 

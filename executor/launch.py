@@ -22,7 +22,6 @@ from executor.coordination.tracking import check_libraries
 from executor.engines.fake import Fakes
 from executor.engines.vllm import start
 from executor.evaluation import Evaluator
-from executor.frozen import frozen
 from executor.resolve import Job, environment, located, model_config, model_folder, preloaded
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.ahead import EarlyRules, RuleRewards
@@ -36,6 +35,7 @@ from executor.tasks.prompter import TaskPrompter
 from executor.tasks.sources import open_source
 from executor.tasks.text import ByteText, Text, shown
 from executor.weight_transfer.shared_memory import sweep
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 
 DRY_ITERATIONS = 2

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from executor.engines import mesh
-from executor.frozen import frozen
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement

@@ -11,10 +11,10 @@ from typing import Any
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec, RolloutSpec
 from executor.engines.training import library
-from executor.frozen import frozen
 from executor.limits import TimeLimits
 from executor.settings import Precision, RewardRule, Settings, Size
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.outputs import is_file
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import convert, parse_json, read_text

@@ -28,13 +28,13 @@ from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import WorkerGroups
 from executor.evaluation import Evaluated, Evaluator
-from executor.frozen import frozen
 from executor.resolve import Job
 from executor.rewards.ahead import RuleRewards
 from executor.rewards.operations import rows_of
 from executor.selfcheck import check_restored, self_check
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.trace import CPU_POOL, Trace, write_trace
 from rlhfsim.units import GB
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.frozen import frozen
+from rlhfsim.frozen import frozen
 
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -16,10 +16,10 @@ import numpy as np
 
 from executor.algorithms.iteration import Loop
 from executor.coordination.worker_groups import WorkerGroups
-from executor.frozen import frozen
 from executor.samples import Sample
 from executor.settings import Say
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.units import GB
 

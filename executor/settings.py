@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, dataclass_transform
 
 from pydantic import BeforeValidator, Field
 
-from executor.frozen import T, frozen
+from rlhfsim.frozen import T, frozen
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.workload import PolicyLoss
 

@@ -12,7 +12,6 @@ from executor.algorithms.advantages import advantages
 from executor.coordination import cluster, weights
 from executor.coordination.tracing import RunRecorder
 from executor.coordination.worker_groups import WorkerGroups
-from executor.frozen import frozen
 from executor.launch import prepare
 from executor.resolve import Job, environment
 from executor.rewards.ahead import RuleRewards
@@ -20,6 +19,7 @@ from executor.samples import Sample
 from executor.selfcheck import agreement
 from executor.settings import Say, Settings
 from executor.tasks.prompter import TaskPrompter
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field
 
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.hardware import Count
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import AboveZero, Amount, Finite, Positive, Share
@@ -18,7 +18,7 @@ Plans = Annotated[int, Field(ge=0)]
 
 
 @checked
-@record
+@frozen
 class AskedLimit:
     """A bound on one field of a role that was asked for: `actor.tp<=4`."""
 
@@ -29,7 +29,7 @@ class AskedLimit:
 
 
 @checked
-@record
+@frozen
 class AskedBound:
     """What may compete, as it was asked: with workload and hardware of the plan the whole question."""
 
@@ -51,7 +51,7 @@ class AskedBound:
 
 
 @checked
-@record
+@frozen
 class Searched:
     """Complete plans by what became of them; docs/cli.md, "Reading the answer"."""
 
@@ -66,7 +66,7 @@ class Searched:
 
 
 @checked
-@record
+@frozen
 class BreakEven:
     """One change from which on another kind of plan is the best."""
 
@@ -88,7 +88,7 @@ class BreakEven:
 
 
 @checked
-@record
+@frozen
 class RunnerUp:
     """Another plan in short: the best, or the best that was met of another kind."""
 
@@ -111,7 +111,7 @@ class RunnerUp:
 
 
 @checked
-@record
+@frozen
 class Choice:
     """Why this plan: what was asked, what else there was, and what would change the answer."""
 

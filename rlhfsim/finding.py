@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 
 
-@record
+@frozen
 class Finding:
     """One thing that its user should know."""
 

@@ -17,9 +17,9 @@ from pydantic import AliasChoices, Field, TypeAdapter
 
 from rlhfsim.choice import Choice
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.outputs import write_atomically
 from rlhfsim.provenance import content_hash
-from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Count, Fabric, Price
 from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.loading import Source, checked, convert, parse_json, read_text
@@ -39,7 +39,7 @@ Whole = Annotated[int, Field(ge=0, le=10**15)]
 
 
 @checked
-@record
+@frozen
 class PlannedModel:
     """One model of the plan and where its shapes come from."""
 
@@ -53,7 +53,7 @@ class PlannedModel:
 
 
 @checked
-@record
+@frozen
 class PlannedHardware:
     """One pool of equal nodes."""
 
@@ -73,7 +73,7 @@ class PlannedHardware:
 
 
 @checked
-@record
+@frozen
 class RoleGpus:
     """Where the ranks of one role run: `nodes[i]` holds ranks in order."""
 
@@ -94,7 +94,7 @@ class RoleGpus:
 
 
 @checked
-@record
+@frozen
 class PredictedPhase:
     """One phase of the predicted step."""
 
@@ -118,7 +118,7 @@ class PredictedPhase:
 
 
 @checked
-@record
+@frozen
 class LedgerEntry:
     """Bytes of one component of one role on a GPU of `pool` during `phase`."""
 
@@ -132,7 +132,7 @@ class LedgerEntry:
 
 
 @checked
-@record
+@frozen
 class Prediction:
     """What the cost model says about the plan."""
 
@@ -165,7 +165,7 @@ class Prediction:
 
 
 @checked
-@record
+@frozen
 class NearestRun:
     """The published run that is most like the plan, our error there with its publisher in no fit."""
 
@@ -188,7 +188,7 @@ class NearestRun:
 
 
 @checked
-@record
+@frozen
 class RunTarget:
     """One target of the run, and how likely the plan meets it."""
 
@@ -210,7 +210,7 @@ Quantiles = tuple[Amount, Amount, Amount]
 
 
 @checked
-@record
+@frozen
 class RunOdds:
     """The run in draws: failures, restarts, checkpoints and prices with their ranges."""
 
@@ -226,7 +226,7 @@ class RunOdds:
 
 
 @checked
-@record
+@frozen
 class AskedRun:
     """The run that the plan was asked for: its length, its targets, and what is predicted of them."""
 
@@ -246,7 +246,7 @@ class AskedRun:
 
 
 @checked
-@record
+@frozen
 class Plan:
     """A chosen placement with workload, hardware, prediction and provenance."""
 

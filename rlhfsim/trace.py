@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.outputs import write_atomically
-from rlhfsim.record import record
 from rlhfsim.specs.loading import Source as Document
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 
@@ -53,7 +53,7 @@ Window = tuple[float, float]
 
 
 @checked
-@record
+@frozen
 class Span:
     """Work that occupies a GPU group from `start_s` to `end_s`."""
 
@@ -94,7 +94,7 @@ class Span:
 
 
 @checked
-@record
+@frozen
 class Counter:
     """A value that holds from `time_s` until the next one of the same name, pool and group."""
 
@@ -107,7 +107,7 @@ class Counter:
 
 
 @checked
-@record
+@frozen
 class Trace:
     """One run of a plan, simulated or measured."""
 

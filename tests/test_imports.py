@@ -15,7 +15,7 @@ from rlhfsim.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
-    {"rlhfsim.record"},
+    {"rlhfsim.frozen"},
     {"rlhfsim.errors"},
     {
         "rlhfsim.units",
@@ -64,7 +64,6 @@ EXECUTOR_MAY = {
     "rlhfsim.run_folder",
 }
 EXECUTOR_LAYERS = [
-    {"executor.frozen"},
     {"executor.samples", "executor.settings", "executor.targets"},
     {"executor.sample_files"},
     {"executor.algorithms", "executor.rewards", "executor.tasks", "executor.limits"},

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor.frozen import frozen
 from executor.samples import Sample
+from rlhfsim.frozen import frozen
 
 
 @frozen

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from executor.algorithms.kl import LOG_RATIO_LIMIT
 from executor.algorithms.metrics import Metrics, mean_of
-from executor.frozen import frozen
+from rlhfsim.frozen import frozen
 
 EntropyControl = Literal["none", "clip_cov", "kl_cov"]
 

@@ -20,9 +20,9 @@ from executor.algorithms.dynamic_sampling import StepGroups
 from executor.algorithms.kto_baseline import kl_baseline, mismatched
 from executor.algorithms.protocols import ExperienceBuffer, LoopBackend, Prompter
 from executor.algorithms.shaping import filtered
-from executor.frozen import frozen
 from executor.samples import GenerationRequest, Sample, Transfer, emptied
 from executor.settings import Settings
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.placement.placement import Late
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Workload

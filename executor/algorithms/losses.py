@@ -22,9 +22,9 @@ from executor.algorithms.custom import PolicyBatch, make, named
 from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
 from executor.algorithms.metrics import Metrics, largest_of, mean_of
 from executor.algorithms.preferences import dpo_loss, kto_loss, reward_model_loss
-from executor.frozen import frozen
 from executor.samples import LossSpec
 from executor.settings import CustomPart
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.workload.workload import PolicyLoss
 
 Aggregation = Literal["token", "sequence", "constant"]

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from executor.algorithms.custom import for_workers
 from executor.algorithms.kl import Estimator
-from executor.frozen import frozen
 from executor.samples import LossName, LossSpec
 from executor.settings import Algorithm, CustomPart, Settings
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.workload.workload import CLIP_RANGES, PolicyLoss, Workload
 
 Advantages = Literal["gae", "returns", "group_normalised", "group_centred", "leave_one_out"]

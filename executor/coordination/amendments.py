@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from executor.coordination.checkpoints import differences
 from executor.coordination.run_folder import RunFiles, plain
 from executor.settings import Settings
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.outputs import write_atomically
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.provenance import content_hash, installed_version
@@ -48,7 +49,7 @@ _OTHERWISE |= {"settings": "the code of a part of the algorithm"}
 """Part -> what its content hash is of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Inputs:
     """What fixes a run."""
 
@@ -58,7 +59,7 @@ class Inputs:
     """Part -> hash of the rows, weights or code that settings name; absent: not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InputChange:
     """One part of the inputs that is another than before."""
 

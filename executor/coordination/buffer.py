@@ -21,7 +21,6 @@ import math
 import threading
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -29,13 +28,14 @@ import ray
 from executor.coordination.failures import PartFailed
 from executor.samples import Sample
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 
 LOOK_S = 0.5
 """Between two looks of a trainer that waits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BufferSettings:
     """How large, how old."""
 
@@ -60,7 +60,7 @@ class BufferSettings:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BufferEntry:
     """What the trainer takes as a unit."""
 

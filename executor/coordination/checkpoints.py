@@ -21,12 +21,13 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
 from executor.coordination.manifest import problems, sync, write_manifest, write_synced
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import Source, convert, read_text
 from rlhfsim.specs.workload.roles import TRAINED
@@ -56,7 +57,7 @@ Write = Callable[[Path], Callable[[], None] | None]
 """Lets the workers write into a folder; what it returns waits until they are done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunIdentity:
     """What a checkpoint belongs to; a run goes on only from one of its own."""
 
@@ -72,7 +73,7 @@ class RunIdentity:
     """Hashes of the rows, weights and code that the run used, see contents.py."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunProgress:
     """What the driver must know to go on."""
 
@@ -89,7 +90,7 @@ class RunProgress:
     """Score of the evaluation after this iteration, more is better; None: there was none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Checkpoint:
     """A whole one."""
 

@@ -16,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from executor.coordination.saving import ended_by_sigterm
 from executor.coordination.worker import HOST, LOOPBACK, THREADS
 from executor.ranks import Place, bundles, check_room, places
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.ray_token import keep_private
 
@@ -57,7 +57,7 @@ PROBE_SHARE, PROBE_S = 0.01, 60.0
 """Share of a GPU, and seconds, for the question which GPU a bundle has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RayNode:
     """What one Ray node offers."""
 
@@ -228,7 +228,7 @@ def _gpu_ids() -> list[str]:
     return [str(i) for i in ray.get_gpu_ids()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reservation:
     """Reserved slots: where an actor of a place is scheduled."""
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.units import format as shown
 
@@ -52,7 +52,7 @@ CLIPPED = 0.3
 """Share of clipped tokens at which old rollouts hurt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Detection:
     """Something that is wrong."""
 
@@ -69,7 +69,7 @@ class Detection:
         return f"{self.code}: {self.what}; {self.advice}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Expected:
     """What the plan says."""
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from executor.coordination.failures import answers
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.units import format as shown
 
 NAMED = 3
@@ -23,7 +23,7 @@ SAID_SHARE = 0.05
 """Share of the memory: less is what a driver or an idle desktop holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Held:
     """What others hold of one memory."""
 

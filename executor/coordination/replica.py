@@ -26,13 +26,14 @@ from executor.environments.conversations import Conversations
 from executor.environments.process import EnvironmentProcess
 from executor.samples import Completion, GenerationRequest
 from executor.tasks.text import ByteText, Text
+from rlhfsim.frozen import frozen
 from rlhfsim.trace import CPU_POOL, MEASURED, Span
 
 IDLE_S = 0.02
 """Longest sleep of the thread when nothing runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReplicaIdentity(ProcessIdentity):
     """Which replica this is."""
 

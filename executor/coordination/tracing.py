@@ -11,10 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+from rlhfsim.frozen import frozen
 from rlhfsim.provenance import installed_version
 from rlhfsim.trace import ALL, MEASURED, Counter, CounterName, Span, Trace, covered
 
@@ -23,7 +24,7 @@ ENGINE_KINDS = frozenset({"generate", "logprob", "score", "value", "train", "syn
 """Kinds of spans in which engines or reward rules work; `controller` and `wait` are the rest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recorded:
     """What one process collected, in seconds of its clock."""
 
@@ -31,7 +32,7 @@ class Recorded:
     counters: tuple[Counter, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ClockOffset:
     """Another clock against the own one."""
 
@@ -45,7 +46,7 @@ SAME_CLOCK = ClockOffset()
 """Processes of one node share a clock."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Tags:
     """How the span of a remote call is labelled."""
 
@@ -60,7 +61,7 @@ class Tags:
         return self.name.rpartition(".")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reply:
     """What a remote call returns."""
 

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from executor.engines.fake import FakeDevice, Fakes, FakeTraining
 from executor.engines.memory import Meter
 from executor.engines.protocols import ChannelSpec, EngineSpec, MiniBatch
 from executor.samples import LossSpec, Sample, Transfer
+from rlhfsim.frozen import frozen
 
 THREADS = "OMP_NUM_THREADS"
 HOST = "RLHFSIM_HOST"
@@ -26,7 +26,7 @@ HOST = "RLHFSIM_HOST"
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProcessIdentity:
     """Where a process of the run works."""
 
@@ -106,7 +106,7 @@ class TracedProcess:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerIdentity(ProcessIdentity):
     """Which rank of its group this is."""
 

@@ -19,6 +19,7 @@ from executor.coordination.worker import Worker, WorkerIdentity
 from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineNode, RolloutSpec
 from executor.ranks import TENANTS, GroupSpec, Place, by_node, replica_places
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 
 CLOCK_S = 30.0
@@ -59,7 +60,7 @@ class WorkerGroup:
         return collect(refs, self.parts, what or f"{self.spec.name} {method}", limit_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Site:
     """Where and how the processes of a run are started."""
 

@@ -18,6 +18,7 @@ import numpy as np
 from executor.engines.memory import Reading
 from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.samples import Completion, Floats, GenerationRequest, LossSpec, Sample, Transfer
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import LedgerEntry
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ TRAINER_PARTS = ("weights", "optimizer")
 """Components of a trainer that an offload takes along."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fakes:
     """What the engines of a dry run go by."""
 

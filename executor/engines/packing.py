@@ -12,7 +12,6 @@ response.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -21,12 +20,13 @@ from torch import Tensor
 
 from executor.engines.balance import alike, bins, units_of
 from executor.samples import Floats, Sample
+from rlhfsim.frozen import frozen
 
 Select = Literal["tokens", "last"]
 """tokens: the hidden states that predict each response token; last: the one of each sequence's last token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MicroBatch:
     """What one forward pass reads."""
 

@@ -8,13 +8,14 @@ groups different ones; results of data-parallel rank i are those of its own samp
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from executor.samples import Completion, Floats, GenerationRequest, LossSpec, Sample, Transfer
 from executor.settings import EnvironmentSettings, Optimizer, Precision
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import Transport
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 """causal: token log-probs; value: one scalar a token; score: one scalar a sequence, at its last token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineSpec:
     """How a training or scoring engine is built; the same in all its ranks."""
 
@@ -68,7 +69,7 @@ class EngineSpec:
         return [replace(self, model=model, others=()) for model in (self.model, *self.others)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MiniBatch:
     """What one data-parallel rank contributes to one optimizer step."""
 
@@ -79,7 +80,7 @@ class MiniBatch:
     """Sequences likewise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ChannelSpec:
     """One route for weights from a rank of a trainer group to receivers 0..n-1."""
 
@@ -240,7 +241,7 @@ class RolloutEngine(Protocol):
         """Shut the engine down with all its processes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineNode:
     """The part of a replica's engine on one of its nodes."""
 
@@ -253,7 +254,7 @@ class EngineNode:
     port: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RolloutSpec:
     """How one replica of the rollout engine is built."""
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-from executor.frozen import frozen
 from executor.samples import Task, Turn
+from rlhfsim.frozen import frozen
 
 Prompt = str | tuple[Turn, ...]
 """Text that the model continues, or turns of a conversation."""

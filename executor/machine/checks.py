@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from executor.machine.facts import ABSENT, LEAST_DRIVER, SHARED, Facts, version
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.profile_files import find_profile
 from rlhfsim.units import GIB
 from rlhfsim.units import format as shown
@@ -27,7 +27,7 @@ SWITCHED = re.compile(r"SXM|HBM3|NVL|GB\d00|B[23]00")
 NO_GPU = "no GPU here"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Needs:
     """What a run asks of each node; None: not known."""
 
@@ -44,7 +44,7 @@ class Needs:
     """Optimizer states are on the host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Check:
     """One thing that was looked at."""
 

@@ -14,11 +14,11 @@ import subprocess
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
+from rlhfsim.frozen import frozen
 from rlhfsim.provenance import installed_version
 from rlhfsim.units import KIB, MIB
 
@@ -32,7 +32,7 @@ LEAST_DRIVER: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65
 """Oldest Linux driver by the major version of CUDA (NVIDIA, CUDA Compatibility: minor versions)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gpu:
     """One GPU as the driver shows it."""
 
@@ -47,7 +47,7 @@ class Gpu:
     """State of its NVSwitch fabric: `Completed`, `In Progress`, or `N/A` where it has none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Facts:
     """One node; None: it could not be read, or there is no limit."""
 

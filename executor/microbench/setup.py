@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 
 Device = Literal["cpu", "cuda"]
 LEAST_S = 1e-3
@@ -20,7 +20,7 @@ MOST_S = 2.0
 FEWEST = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProbeSetup:
     """One probe's task."""
 

@@ -14,9 +14,10 @@ import re
 import symtable
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+
+from rlhfsim.frozen import frozen
 
 CANDIDATE = "_candidate"
 """Name of the program's function where it is called as a built-in is, which the tests keep."""
@@ -37,7 +38,7 @@ _USUAL = {
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProblemTests:
     """The tests of one problem, ready to run."""
 

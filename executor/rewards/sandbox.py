@@ -29,9 +29,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from executor.frozen import frozen
 from executor.rewards import isolation, protocol
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 
 _log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from executor.frozen import frozen
 from executor.settings import Answers, Data, Say
 from executor.tasks.prompts import Preference, Problem
 from executor.tasks.rows import BadRow, Row
 from executor.tasks.text import Message, Prompt
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 
 NEEDED: Mapping[Preference, tuple[str, ...]] = {
     "none": ("answer_column",),

@@ -20,7 +20,7 @@ import string
 
 import numpy as np
 
-from executor.frozen import frozen
+from rlhfsim.frozen import frozen
 
 
 @frozen

@@ -15,12 +15,12 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.frozen import frozen
 from executor.settings import Data, Say
 from executor.tasks.files import FileSource
 from executor.tasks.text import ByteText, Text
 from rlhfsim.cache import PRIVATE, Cache
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.outputs import cache_folder
 
 CHUNK = 1_000

@@ -13,10 +13,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from executor.frozen import frozen
 from executor.tasks import generators
 from executor.tasks.text import Prompt
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 
 Preference = Literal["none", "pairs", "labels", "responses"]
 """What meta has. pairs (DPO, reward models): `chosen`, `rejected`; labels (KTO): `response`,

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from executor.frozen import frozen
 from executor.samples import Tokens
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import convert, parse_json, read_text
 
 Message = Mapping[str, str]

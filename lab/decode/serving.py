@@ -9,15 +9,15 @@ import math
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.device import Device
-from rlhfsim.record import record
 from rlhfsim.rollout.decode import Engine, coefficient, gpu_work, padded, token_work
 from rlhfsim.rollout.prefill import prefill_attention
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout_columns import AnyRolloutLayout
 
 
-@record
+@frozen
 class Terms:
     """GPU seconds of continuous batching at full slots, before what an engine adds."""
 

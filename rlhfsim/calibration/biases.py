@@ -42,8 +42,8 @@ from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel, quantile
 from rlhfsim.calibration.predict import nodes_of
 from rlhfsim.calibration.priors import DRIFT, REACH, Prior
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Z90
-from rlhfsim.record import record
 from rlhfsim.specs.frameworks.costs import costs_of
 from rlhfsim.specs.hardware.calibrated import ANY, FrameworkBiases, NearRun, PhaseBias, bias_of
 from rlhfsim.specs.quantities import Coefficient
@@ -62,7 +62,7 @@ LEAST_LOG = 0.005
 """Residual below which a run says nothing beyond the factor."""
 
 
-@record
+@frozen
 class Known:
     """What runs told about one phase of a framework in one engine mode."""
 

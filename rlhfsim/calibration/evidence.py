@@ -30,8 +30,8 @@ from statistics import fmean, median, stdev
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import BY_LENGTH, REST, STEP, RunPricer, pricer_of
 from rlhfsim.calibration.priors import DRIFT
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Z90
-from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.workload.lengths import LogNormal, Truncated
 
@@ -53,7 +53,7 @@ LEAST_RATIO = 1.05
 """Mean tokens of the longest third over those of the shortest, below which lengths tell nothing."""
 
 
-@record
+@frozen
 class Datum:
     """One phase of one run."""
 

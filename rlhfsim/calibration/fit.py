@@ -24,7 +24,7 @@ from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceMode
 from rlhfsim.calibration.predict import RunPricer, check_profile, pricer_of
 from rlhfsim.calibration.priors import bounds, priors
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.quantities import Coefficient
@@ -39,7 +39,7 @@ FEW_RUNS = 3
 """Fewer distinct runs say little about how the model errs from run to run."""
 
 
-@record
+@frozen
 class Calibrated:
     """One coefficient before and after."""
 
@@ -52,7 +52,7 @@ class Calibrated:
     """Runs that depend on it."""
 
 
-@record
+@frozen
 class Calibration:
     """What a set of runs says about a profile."""
 

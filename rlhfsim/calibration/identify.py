@@ -19,8 +19,8 @@ import numpy as np
 from rlhfsim.calibration.interval import carried_squares
 from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Floats, Posterior, PriceModel, fit
 from rlhfsim.calibration.priors import Prior
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Z90
-from rlhfsim.record import record
 
 ROUNDS = 5
 """Most times that coefficients are dropped and the rest fitted again."""
@@ -33,7 +33,7 @@ NO_EFFECT = 0.01
 """Change of ln seconds, for one prior standard deviation, below which a phase does not depend on it."""
 
 
-@record
+@frozen
 class Unidentified:
     """A coefficient that keeps its prior."""
 

@@ -19,13 +19,13 @@ from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.posterior import Posterior, PriceModel, fit
 from rlhfsim.calibration.predict import REST, STEP, RunPricer
 from rlhfsim.calibration.priors import Prior
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 
 WORSE = 0.01
 """|ln(predicted / measured)| of left-out steps, on average, by which a fit may be worse than no fit."""
 
 
-@record
+@frozen
 class PhaseError:
     """How far a phase was off, before and after, in runs that the fit had not seen."""
 

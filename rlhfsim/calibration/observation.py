@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import fmean, median
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.rlhfsim.metrics import read_metrics
 from rlhfsim.plan import Plan, read_plan
-from rlhfsim.record import record
 from rlhfsim.run_folder import (
     PLAN,
     TRACE,
@@ -54,7 +54,7 @@ SLACK_S = 0.05
 """Seconds by which a step may begin before the one before it: clocks of two nodes."""
 
 
-@record
+@frozen
 class StepLengths:
     """Tokens of one step's samples."""
 
@@ -66,7 +66,7 @@ class StepLengths:
     """Longest response; None: not measured."""
 
 
-@record
+@frozen
 class Observation:
     """What one executed run says."""
 

@@ -33,7 +33,7 @@ from scipy.special import stdtrit
 from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.predict import RunPricer, sensitivities
 from rlhfsim.calibration.priors import Prior
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 
 Floats = NDArray[np.float64]
 UNKNOWN_MISMATCH = 0.15
@@ -111,7 +111,7 @@ class PriceModel:
         return part
 
 
-@record
+@frozen
 class Linear:
     """ln seconds as a linear function of ln coefficients around theta."""
 
@@ -190,7 +190,7 @@ class Linear:
         return np.asarray(np.clip(solved.x, smallest, largest), dtype=np.float64)
 
 
-@record
+@frozen
 class Posterior(Linear):
     """Where the fit came to rest."""
 

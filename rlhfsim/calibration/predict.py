@@ -19,9 +19,9 @@ from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.pieces import Pieces
 from rlhfsim.calibration.priors import NODES
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.specs.frameworks.costs import costs_of, with_software
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -48,7 +48,7 @@ HALVINGS = 50
 """Bisections for the parameter that gives a measured mean."""
 
 
-@record
+@frozen
 class RunPricer:
     """An observed run, ready to be priced again and again."""
 

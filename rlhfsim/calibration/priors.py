@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Z90
-from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, AT_MOST_ONE, MAX_EFFICIENCY, SHARES, Profile
 from rlhfsim.specs.quantities import Coefficient
 
@@ -36,7 +36,7 @@ DRIFT = Coefficient(
 """P90 of ln(true / predicted) added per e-fold of distance."""
 
 
-@record
+@frozen
 class Prior:
     """One coefficient before the fit."""
 

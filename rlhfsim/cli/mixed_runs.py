@@ -15,9 +15,9 @@ from pathlib import Path
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.cli.import_run import import_into
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.logs.files import CONFIGS, TEXTS
 from rlhfsim.interchange.logs.imported import Choices
-from rlhfsim.record import record
 from rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.specs.hardware.hardware import Profile
 
@@ -25,7 +25,7 @@ LOGS = (*TEXTS, ".jsonl")
 """How the name of a log ends that may be a run by itself."""
 
 
-@record
+@frozen
 class NotUsed:
     """A run that calibrates nothing."""
 

@@ -14,11 +14,11 @@ from rlhfsim.calibration.watching.causes import MEASURES, Condition, condition
 from rlhfsim.cli.import_run import RUN, choices, log_options, run_files
 from rlhfsim.cli.params import FILE, Number, Whole, Words, emit, flag, on_command_line, option
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import read_plan
 from rlhfsim.present.answers import watch as view
 from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.page import parts
-from rlhfsim.record import record
 from rlhfsim.what_if.watch import Event, JobWatch
 
 EPILOG = """\b
@@ -65,7 +65,7 @@ def watch(ctx: click.Context, /, path: Path | str, plan: Path | None, as_json: b
     ctx.exit(code)
 
 
-@record
+@frozen
 class Looks:
     """When a log is looked at."""
 

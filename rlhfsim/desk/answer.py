@@ -8,10 +8,11 @@ sized    the same, and the best plans of other numbers of GPUs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.present.basis import basis
 from rlhfsim.present.words import seconds
@@ -50,7 +51,7 @@ ReadQuestion = Callable[[], DeskQuestion]
 """Reads a question anew: it says who runs its plans, which takes a search."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Answer:
     """What is known of a question so far."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from rlhfsim.desk.state import Question
 from rlhfsim.desk.tasks import PageTask
+from rlhfsim.frozen import frozen
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.what_if.choose import ClusterOption, choose
@@ -30,7 +30,7 @@ ReadCandidates = Callable[[str], Candidates]
 """From a query to the candidates; importable, since another process calls it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DeskComparison(PageTask):
     """A table, as far as it is known."""
 

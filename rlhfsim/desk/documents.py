@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from rlhfsim.desk.files import (
 from rlhfsim.desk.state import Question, query
 from rlhfsim.desk.tasks import PageTask, PageTasks
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.present import words
 from rlhfsim.present.answers.tree import Code, PageSection
 
@@ -37,7 +37,7 @@ stages:
   - {start: 300, max: 8k}"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DocumentTask(PageTask):
     """The answer to files."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from uuid import uuid4
 
@@ -28,6 +28,7 @@ from rlhfsim.desk.state import (
 )
 from rlhfsim.desk.view import answer_view, progress
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import plan_text
 
 Component = Any
@@ -39,7 +40,7 @@ FIRST_WAIT_S = 1.0
 FACTORS = {"half": 0.5, "double": 2.0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Moved:
     """What a change on the page makes of it."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 
 BASE = "base"
 """Name of the pinned question in an address."""
@@ -52,7 +53,7 @@ Question = dict[str, str]
 """Field -> its text; a field that is empty is not in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DeskState:
     """What an address holds: the question, and the one that it is compared with."""
 

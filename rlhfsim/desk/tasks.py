@@ -11,13 +11,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Generic, TypeVar
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.search.parallel import ENDED, how_ended
 
 MAX_RUNNING = 4
@@ -30,7 +31,7 @@ Work = Callable[[Connection], None]
 """What the process does: it sends fields of the task as they become known; importable."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PageTask:
     """A long question, as far as its answer is known."""
 

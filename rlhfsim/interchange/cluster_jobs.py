@@ -8,12 +8,13 @@ engine of a rollout that has GPUs of its own beside them. No cluster has run the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import yaml
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.outputs import comment
 from rlhfsim.plan import Plan
 
@@ -41,7 +42,7 @@ MASTER = "MASTER"
 """Variable of a script that torchrun starts on several nodes, which a job sets itself: where they meet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class JobShape:
     """Nodes of a plan, and which of them do what where there is no Ray."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlhfsim import resources
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.carried import with_carried
 from rlhfsim.interchange.cluster_jobs import FILES, MASTER, job
 from rlhfsim.interchange.launch_script import TORCHRUN, bash, read_by
@@ -48,7 +49,7 @@ class Setting:
     """The choice or the prediction behind it; empty where the question itself says so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Section:
     """Settings that belong together."""
 
@@ -77,7 +78,7 @@ class Unsaid:
         return f"{self.what}: {self.instead}" + (f" ({self.cost})" if self.cost else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Written:
     """A plan in the keys of a framework."""
 
@@ -90,7 +91,7 @@ class Written:
         return {s.key: s.value for section in self.sections for s in section.settings}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Exporter:
     """How plans are written for one framework."""
 
@@ -119,7 +120,7 @@ class Exporter:
     """Command of the Ray that it runs on; empty: its script starts on every node that trains."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Exported:
     """What `rlhfsim export` writes."""
 

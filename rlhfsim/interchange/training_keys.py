@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.dapo import TITLE as DAPO_TITLE
 from rlhfsim.interchange.dapo import dapo_settings, dapo_unsaid
 from rlhfsim.interchange.export import Section, Setting, Unsaid, Value, Written
@@ -21,7 +21,7 @@ FAR = 10.0
 """Factor between a default and what the framework's own examples use from which it is named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrainingKey:
     """One thing that decides training, and the key that says it."""
 

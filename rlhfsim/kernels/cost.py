@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
+
+from rlhfsim.frozen import frozen
 
 Z90 = NormalDist().inv_cdf(0.9)
 """Standard deviations from the mean of a normal law to its P90, and from P10 to the mean."""
@@ -62,7 +63,7 @@ def part(
     return Part(resource, seconds, rests_on, spread)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cost:
     """Time of one call: a sum of exposed parts."""
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlhfsim.elementwise import Size, least, most
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.curves import KernelCurves
 from rlhfsim.specs.hardware.hardware import Fabric, Profile
 from rlhfsim.specs.hardware.wan import WanLink
 from rlhfsim.specs.quantities import Coefficient
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Group:
     """Ranks that communicate: how many, and how many of them share one scale-up domain."""
 

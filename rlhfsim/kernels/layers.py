@@ -9,15 +9,15 @@ prefill and decode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rlhfsim.elementwise import Size, kept
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import Attention, ModelSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Matrix:
     """One weight matrix on one GPU of a layout, or of each of a column."""
 
@@ -39,7 +39,7 @@ class Matrix:
         return self.n * self.k * self.experts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Heads:
     """Attention on one GPU; its heads are arrays where its tp is."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.model.blocks import Moe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Routing:
     """How a router spreads the experts of one token."""
 

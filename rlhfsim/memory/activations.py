@@ -6,7 +6,6 @@ says otherwise. Of columns of layouts sizes are arrays. Not known here: offloade
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlhfsim.elementwise import each, least, most, where
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.layers import heads
 from rlhfsim.memory.layer_tensors import (
     BackwardPhase,
@@ -79,7 +79,7 @@ PLAIN = Software()
 """A stack that says nothing of logits, and compiles no layer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MicroBatches:
     """The micro-batches of one optimizer step on a rank, of a layout or of an array of them."""
 

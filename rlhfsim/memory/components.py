@@ -8,13 +8,13 @@ read entries from it (`memory.residency.entries`); the search adds up vectors of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.kv_cache import EngineBytes
 from rlhfsim.memory.risk import Item, moments
@@ -69,7 +69,7 @@ EngineState = Literal["idle", "ready", "running"]
 """`ready`: after a sync the weights of an engine that sleeps are mapped, its KV cache is not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SyncBytes:
     """What a weight path adds on a GPU while a plan that uses it runs."""
 
@@ -177,7 +177,7 @@ def engine_components(
 # --- sums over components -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MemoryEntry:
     """Bytes of one component of one role on the fullest GPU of a pool."""
 

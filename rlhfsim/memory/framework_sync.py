@@ -11,11 +11,11 @@ dict that a rank of AReaL has on the host for a sync by disk (FP32 and BF16: 6 b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.states import BASE_BYTES, lora_params
 from rlhfsim.memory.transfer import (
     BF16,
@@ -38,7 +38,7 @@ clones what arrives (workers/rollout/vllm_rollout/bucketed_weight_transfer.py, 0
 a flat copy of its tensors (backends/megatron_utils/update_weight/update_weight_from_tensor.py, 04b6c8d)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ends:
     """What a framework's sync holds on the GPUs of both ends."""
 

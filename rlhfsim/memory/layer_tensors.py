@@ -15,10 +15,10 @@ Not known here: dropout masks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.layers import heads
 from rlhfsim.memory.logits import BF16, FP32
 from rlhfsim.specs.model.mixers import DENSE, LayerKind
@@ -34,7 +34,7 @@ class BackwardPhase(NamedTuple):
     """Bytes whatever the tokens: the gradient of a weight, before its bucket takes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerTensors:
     """Bytes per token of one layer."""
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.components import MemoryEntry
 from rlhfsim.memory.kv_cache import EngineBytes, kv_bytes_per_token, rollout_weights
 from rlhfsim.memory.residency import engine_in_plan, entries, plan_moments, pool_bytes, profile_of
@@ -26,7 +27,7 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import format
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LedgerPhase:
     """One state of one pool."""
 
@@ -55,7 +56,7 @@ class LedgerPhase:
         return probability_above(items, self.capacity, self.doubt, spread)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineStart:
     """Whether the inference engine can start, and its KV cache."""
 
@@ -71,7 +72,7 @@ LIKELY = 0.5
 """Risk of running out of memory from which a plan does not count as fitting."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ledger:
     """Memory through one step."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.components import (
     ENGINE,
     NO_SYNC,
@@ -209,7 +210,7 @@ def pool_bytes(
 # --- the moments of one step ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Moment:
     """A named state of some pools: which role is loaded for what, and what the engine does."""
 

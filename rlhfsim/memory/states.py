@@ -11,13 +11,14 @@ that a framework keeps by mistake, and parameters that a hybrid state-space laye
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.layers import layer_expert_params, layer_matrices, layer_params
 from rlhfsim.specs.model.mixers import LayerKind
 from rlhfsim.specs.model.model import ModelSpec
@@ -42,7 +43,7 @@ VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of 128 t (`--make-vocab-size-divisible-by`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Shard:
     """Parameter elements on one GPU of a pipeline stage, before data-parallel sharding.
 

@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost, part, total
 from rlhfsim.rollout.generation import FINISH_POINTS, Generation
 from rlhfsim.rollout.turns import RESTS_ON
@@ -35,7 +36,7 @@ from rlhfsim.specs.workload.workload import Environment, Workload
 __all__ = ["RESTS_ON"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Turns:
     """A rollout in turns: one buffer, or two that alternate."""
 

@@ -9,7 +9,7 @@ replica, so E[max] over replicas and not the max of means (G8). Where the KV cac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.elementwise import alike, column, numbered
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.memory.kv_cache import engine_bytes
@@ -68,7 +69,7 @@ WORKER_STEP = "rollout_step_overhead"
 """Coefficient: what the rollout worker of an RL framework adds to a decode step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Generation:
     """What a rollout stage takes and needs."""
 

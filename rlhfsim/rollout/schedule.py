@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.rollout.continuous_batching import Timeline, continuous_timeline, one_wave, start_steps
 from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.specs.placement.engine_numbers import VLLM
@@ -23,7 +24,7 @@ TRIES = 4
 """Corrections of the number of slots until the peak of the schedule fits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Requests:
     """All sequences of one step."""
 

@@ -19,11 +19,11 @@ Not known here: variation of the load between replicas, and updates that wait fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost, Resource, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.rollout.continuous_batching import StepTable
@@ -38,7 +38,7 @@ from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.lengths import GRID, AnyLengths, LengthStats, stats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SteadyState:
     """A continuously refilled rollout pool."""
 

@@ -18,13 +18,13 @@ Not known here: turns of unequal length; tokens of answers, which are prefilled 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.elementwise import Size
+from rlhfsim.frozen import frozen
 from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.specs.workload.workload import Environment
@@ -62,7 +62,7 @@ def _odds(mean: float, most: int) -> float:
     return high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Waiting:
     """What sequences of one replica wait for their environment."""
 

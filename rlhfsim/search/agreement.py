@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.search.dominance import mixed
 from rlhfsim.search.options import OptionTable
@@ -17,7 +17,7 @@ Placed = tuple[str, OptionTable, Ints]
 """A role, its table, and the row of its option in each combination."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Agreement:
     """What one key says for several roles of a pool, and perhaps of others."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from math import inf
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.devices import interned
 from rlhfsim.search import clock
 from rlhfsim.search.branches import (
@@ -78,7 +79,7 @@ AT_ONCE = ((inf,),)
 """The same where any plan will do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SearchResult:
     """The best plan and how a search knows."""
 

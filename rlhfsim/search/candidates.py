@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.request import Request
@@ -22,7 +22,7 @@ STEPS, WARMUP = 6, 3
 """Steps that are simulated where staleness is allowed: measured ones, and those before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Candidate:
     """A complete plan with its simulated step and its memory."""
 

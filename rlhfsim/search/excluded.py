@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import chain
 from math import inf
 from typing import Any, Literal
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.devices import interned
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.search.branch_and_bound import EQUAL
@@ -35,7 +36,7 @@ from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import Dimension, format
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Exclusion:
     """What became of one complete plan in a search."""
 

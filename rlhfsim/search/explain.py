@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.search.complexity import asks_more
 from rlhfsim.search.request import switches_of, switches_on
@@ -102,7 +102,7 @@ def _against(chosen: Plan, rival: Plan, title: str, name: str) -> str:
     return f"{title} takes {format(gap, 's')} ({share}) more{than}: {listed or 'many small terms'}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Term:
     """What one call adds to the step of two plans; over all terms both add up to the steps."""
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.elementwise import groups, numbered
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.components import NO_SYNC, RUNNING, STATES, Rows, SyncBytes, engine_sums, role_sums
 from rlhfsim.memory.role_bytes import Extra
@@ -83,7 +84,7 @@ class LeastOfRole(NamedTuple):
     """Whether it has a forward call at all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Wish:
     """What the options of some roles must be to compete."""
 

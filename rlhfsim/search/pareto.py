@@ -9,10 +9,11 @@ with the same staleness is faster in less memory; between two points of the walk
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.search import clock, dominance
 from rlhfsim.search.branch_and_bound import Search
@@ -31,7 +32,7 @@ SAFE = 0.01
 """Risk of running out of memory of the walk that avoids it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FrontPoint:
     """A plan that no other one of the front beats in everything."""
 

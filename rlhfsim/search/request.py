@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, cast
 
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frozen import frozen
 from rlhfsim.search.role_fields import FIXABLE_ROLES, Relation, check_fixed, named
 from rlhfsim.specs.frameworks.runs import ANY, OWN, Runs, framework, frameworks, runner_of
 from rlhfsim.specs.frameworks.says import FROZEN_BASE, Same
@@ -76,7 +77,7 @@ LORA_RANK = 32
 """Rank that competes when LoRA is allowed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Limit:
     """A bound on one field of one role: `actor.tp<=4`, `critic.gpus=16`, `rollout.sleep!=1`."""
 
@@ -104,7 +105,7 @@ class _Runner:
     _runs: Runs | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Request(_Runner):
     """A design question: cluster, workload and what may compete."""
 

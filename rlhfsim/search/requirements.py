@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Literal, cast
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import AskedRun, Plan
 from rlhfsim.search.request import RELATIONS, STALE, Request
 from rlhfsim.step.prediction import joules_per_step, usd_per_step
@@ -35,7 +36,7 @@ SLACK = 1e-9
 """Relative distance by which a strict limit is kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Requirement:
     """One target: `step_time<90s`."""
 
@@ -68,7 +69,7 @@ class Requirement:
         return self.value if self.relation == "<=" else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Verdict:
     """A requirement against a plan."""
 

@@ -6,10 +6,10 @@ Ranges, choices and types are those of the field itself (`specs.placement`); a r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.ranges import FieldValues, PoolGpus, taken, taken_by, whole
@@ -29,7 +29,7 @@ OPTIMIZER_SHARES = (0.25, 0.5, 0.75)
 FLAGS = {"yes": True, "no": False, "true": True, "1": True, "false": False, "0": False}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RoleField:
     """A field of a role that a question may fix or bound."""
 

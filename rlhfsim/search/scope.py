@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 
+from rlhfsim.frozen import frozen
 from rlhfsim.search.options import Wish
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.placement.placement import Placement
@@ -15,7 +15,7 @@ Steps = dict[Placement, tuple[Iteration, float]]
 """Simulated steps of plans, and up to which cutoff they say enough: inf where all of it was simulated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Scope:
     """What of a space is searched where the request cannot say so, and what ends the search."""
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations, product
 from typing import Literal
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.search.request import STALE, Request
 from rlhfsim.specs.frameworks.runs import OWN
@@ -41,7 +42,7 @@ SYNCHRONOUS = Schedule()
 Pace = Literal["batches", "pieces", "continuous"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Partition:
     """Skeletons that differ in the sizes of their pools alone."""
 
@@ -89,7 +90,7 @@ class Partition:
         return role_placement([str(self.pool_of(s)) for s in roles])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Skeleton:
     """A partition with pool sizes: a plan without layouts."""
 

@@ -19,17 +19,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
 
 import simpy
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.simulation.noise import generator
 from rlhfsim.specs.loading import checked
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Faults:
     """How a job fails and how it protects itself."""
 
@@ -62,7 +62,7 @@ class Faults:
         return self.node_mtbf / self.nodes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Goodput:
     """A simulated job."""
 

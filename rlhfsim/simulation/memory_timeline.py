@@ -18,10 +18,11 @@ Not known here: allocator caches that outlive a call, and start-up.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.components import EngineState, MemoryEntry
 from rlhfsim.memory.ledger import host_bytes
 from rlhfsim.memory.residency import Moment, entries, plan_moments, pool_bytes
@@ -33,7 +34,7 @@ from rlhfsim.step.timetable import ROLLOUT, SYNC
 from rlhfsim.units import format
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PoolPeak:
     """The fullest instant of a pool."""
 

@@ -13,13 +13,14 @@ results whatever else is drawn and in whatever order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from zlib import crc32
 
 import numpy as np
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.rollout.schedule import known_lengths
@@ -35,7 +36,7 @@ GPU_RESOURCES = frozenset({"compute", "hbm", "overhead", "bubble", "tail"})
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Noise:
     """What varies between steps."""
 

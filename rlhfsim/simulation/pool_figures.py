@@ -7,15 +7,15 @@ the figures goes from the end of the warm-up to the end of the last step.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from rlhfsim.frozen import frozen
 from rlhfsim.trace import CounterName, Trace, Window, busy_share, peak
 
 LEARNING = ("train", "sync")
 """Kinds of work that end a step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PoolFigures:
     """One pool over the measured steps."""
 
@@ -30,7 +30,7 @@ class PoolFigures:
     """What the pool does then: the span that started last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Level:
     """A counter over the measured steps."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rlhfsim.frozen import frozen
 from rlhfsim.simulation.memory_timeline import PoolPeak
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Staleness:
     """Policy versions between the start of a sample and the step that trained on it, measured."""
 
@@ -22,7 +23,7 @@ class Staleness:
     """Share of the time in which the trainer's GPUs generate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Simulated:
     """A simulated plan."""
 

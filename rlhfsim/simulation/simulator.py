@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import simpy
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
 from rlhfsim.provenance import installed_version
@@ -40,7 +41,7 @@ Record = Literal["memory", "strict", "trace"]
 """What is noted: bytes at every instant; the same, where a plan that does not fit raises; bytes and spans."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Done:
     """A call that has run."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.simulation.pool_figures import Level, pool_figures
 from rlhfsim.specs.workload.lengths import Fixed
@@ -30,7 +31,7 @@ HOPELESS = 4.0
 """Restart, interval and checkpoint over MTBF, above which a job hardly makes progress."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FaultOptions:
     """Failures of nodes and what a run does about them."""
 
@@ -44,7 +45,7 @@ class FaultOptions:
     """Useful time between checkpoints; None: the best one (Daly)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SimulationOptions:
     """How long a plan is run, and what is random."""
 
@@ -64,7 +65,7 @@ class SimulationOptions:
     faults: FaultOptions | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GoodputSummary:
     """Share of the time that makes progress, failures and checkpoints counted."""
 
@@ -79,7 +80,7 @@ class GoodputSummary:
     """Mean time between failures of the whole job, s."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PoolRun:
     """One pool over a run."""
 
@@ -103,7 +104,7 @@ class PoolRun:
         return self.peak_bytes / self.capacity_bytes if self.peak_bytes and self.capacity_bytes else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Simulation:
     """A plan that was run step by step."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import checked
 
 
@@ -57,7 +57,7 @@ BYTES_PER_ELEMENT: dict[str, float] = {
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Bandwidth:
     """A datasheet rate with its source."""
 
@@ -67,7 +67,7 @@ class Bandwidth:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Capacity:
     """A datasheet size with its source."""
 
@@ -76,7 +76,7 @@ class Capacity:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Peak:
     """A datasheet compute rate with its source."""
 
@@ -94,7 +94,7 @@ Number = Annotated[float, BeforeValidator(_base_units), Field(ge=0, le=MAX_MAGNI
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Coefficient:
     """An empirical number: value, interval and source; the unit of calibration.
 

@@ -5,7 +5,7 @@ Options of the command line ask here, so that each range is written once, where 
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.quantities import Ratio, Seconds, Unit
 from rlhfsim.specs.workload.lengths import MAX_TOKENS
@@ -31,7 +32,7 @@ Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 """Steps of a whole run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FieldValues:
     """Values of a field."""
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rlhfsim import resources
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.clusters import cluster_from
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
@@ -25,7 +26,7 @@ from rlhfsim.specs.workload.workload import Workload, with_usual_kl
 KEYS = ("title", "source", "framework", "cluster", "workload", "placement")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Scenario:
     """A described system on described hardware."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from rlhfsim.elementwise import Size, alike
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on, with_engine
@@ -72,7 +73,7 @@ MOST_KNOWN = 4096
 _KNOWN: dict[Job, Generation] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CallSetting:
     """Everything that prices a call."""
 

@@ -6,8 +6,9 @@ Not known here: modes that a plan does not say, such as the attention kernel.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.frameworks.costs import costs_of
 from rlhfsim.specs.hardware.calibrated import Point, beyond, bias_of
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -55,7 +56,7 @@ def pool_of(phase: str, placement: Placement) -> str:
     return placed.pool if placed is not None else placement.actor.pool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Bias:
     """How much longer a phase takes than priced, where the plan lies."""
 

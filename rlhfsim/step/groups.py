@@ -17,11 +17,11 @@ import csv
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.step.measured import Conditions
 
@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
     high: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Effect:
     """What a group adds to the wider ones."""
 
@@ -52,7 +52,7 @@ class Effect:
     """Factor on the width of the interval, shrunk to 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GroupLaw:
     """Centres and widths of one kind of prediction."""
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Protocol, TypeVar
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.rollout.environment import Turns
 from rlhfsim.rollout.generation import Generation
@@ -38,7 +39,7 @@ from rlhfsim.step.timetable import ROLLOUT, SYNC, Phase, Step, steady_timetable,
 from rlhfsim.training.packing import sequences_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Iteration:
     """A priced step."""
 
@@ -64,7 +65,7 @@ class Iteration:
         return self.tokens / self.seconds / self.gpus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Program:
     """The priced steps of one iteration, before anything is said about when they run."""
 

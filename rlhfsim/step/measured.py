@@ -21,12 +21,12 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
 from statistics import median
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.presets import preset_name, resolve_model
 from rlhfsim.specs.model.roles import Models
@@ -70,7 +70,7 @@ GENERATIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Conditions:
     """What decides how well a run is known."""
 
@@ -102,7 +102,7 @@ class Conditions:
         return "mixture of experts" if self.moe else "dense"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MeasuredRun:
     """A published run and our error there."""
 
@@ -114,7 +114,7 @@ class MeasuredRun:
     """Publication."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Near:
     """The measured run that is most like a question."""
 

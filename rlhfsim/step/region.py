@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.plan import NearestRun, Plan, PlannedModel, PredictedPhase, Prediction
 from rlhfsim.specs.hardware.calibrated import Point, Provenance, distance
@@ -51,7 +52,7 @@ SHORT = 0.02
 T = TypeVar("T", PredictedPhase, Prediction)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outside:
     """One phase of a plan, seen from the calibrated region."""
 

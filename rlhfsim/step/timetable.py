@@ -6,8 +6,9 @@ Legend: a step is a priced call or move that waits for its place; a phase is a s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.specs.placement.placement import Schedule
 
@@ -19,7 +20,7 @@ ROLLOUT = "actor.generate"
 SYNC = "actor.sync"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Step:
     """A priced call or move that waits for its place in time."""
 
@@ -35,7 +36,7 @@ class Step:
     """Latency of one sample: no piece is done sooner after it arrived."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Phase:
     """A call or a move between calls, with its place in time."""
 

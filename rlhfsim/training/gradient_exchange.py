@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rlhfsim.elementwise import Size, each, either, least, most, some, where
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
@@ -29,7 +30,7 @@ STATE_BYTES: dict[Optimizer, float] = {"adam": 26.0, "adam8bit": 14.0, "sgd": 10
 written, BF16 weight written (3 x 8 + 2); 8-bit moments 8 + 4 + 2; SGD 8 + 2. Counting (T9)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GradientShard:
     """Parameters of one kind on one GPU and the ranks that hold the same ones."""
 

@@ -5,15 +5,14 @@ What follows from the layout is a number or a word, or an array with an entry a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlhfsim.elementwise import Size, where
+from rlhfsim.frozen import frozen
 
 LOW = ("fp8", "fp4")
 """Precisions in which linear layers leave BF16."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Work:
     """One micro-batch on one GPU, and how the layer is cut."""
 

@@ -8,12 +8,12 @@ one must say so in its `match`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import parse_yaml
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.tables import SECTIONS
@@ -23,7 +23,7 @@ TABLE_OF = {**SECTIONS, "decode": "inference"}
 """Sections of assumptions.yaml and the table whose columns they name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Assumption:
     """One entry of assumptions.yaml."""
 

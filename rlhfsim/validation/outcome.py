@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeVar
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.step.measured import Conditions
@@ -49,7 +50,7 @@ def needed(value: T | None, reason: str) -> T:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outcome:
     """One row of a measurement CSV against its prediction."""
 

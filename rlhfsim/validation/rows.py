@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import yaml
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import read_bytes
 from rlhfsim.units import MIB
 
@@ -33,7 +34,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _NOT_FINITE = frozenset({"nan", "inf", "infinity", "-inf", "+inf", "-infinity", "+infinity"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TableSchema:
     """Columns of one measurement table."""
 
@@ -72,7 +73,7 @@ TABLES = _tables()
 """In the order in which they are tried."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Row:
     """One line of a measurement table; a blank cell is None, never zero."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.frozen import frozen
 from rlhfsim.validation.outcome import Outcome
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ def _within(errors: Floats, factor: float = FACTOR) -> float | None:
     return _of(np.mean, ((ratio >= 1 / factor) & (ratio <= factor)).astype(float))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HitRate:
     """A share with its 95 % Wilson interval."""
 
@@ -159,7 +159,7 @@ ORDER_MARGIN = 0.10
 """Two measured times whose larger exceeds the smaller by less than this share have no order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Order:
     """How often of two plans for one job the faster one was told."""
 
@@ -185,7 +185,7 @@ def order(outcomes: Iterable[Outcome], *, same_release: bool = True) -> Order:
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Verdicts:
     """How well `runs out of memory` was told; measured is 1 (it did) or 0, predicted a probability."""
 

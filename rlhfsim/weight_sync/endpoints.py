@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rlhfsim.elementwise import Size, most, some, where
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.device import Device
 from rlhfsim.memory.states import lora_params
 from rlhfsim.specs.hardware.wan import WanLink
@@ -22,7 +23,7 @@ TRAINED_BYTES = 2.0
 _DEFAULT_ADAPTER = Lora()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Weights:
     """A model as a weight sync sees it, in the exchange (Hugging Face) naming."""
 
@@ -116,7 +117,7 @@ def _attention_tensors(model: ModelSpec) -> int:
     return 4 + bias + (2 if attention.qk_norm != "none" else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Route:
     """Both ends of a weight sync, or of many: row i of the layouts that train goes to row i of the others."""
 

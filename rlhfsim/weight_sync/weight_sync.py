@@ -11,7 +11,7 @@ of requests in flight (their re-prefill is priced with generation).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import inf
 from typing import NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.elementwise import Size, alike, some, where
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
@@ -34,7 +35,7 @@ from rlhfsim.weight_sync.stages import Priced
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SyncCost:
     """One way to move the weights, with what it needs and what it can hide behind."""
 

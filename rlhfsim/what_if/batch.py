@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from math import gcd
 
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import pools_of
@@ -30,7 +30,7 @@ WORTH = 1.05
 much less time, where it is the larger one, whose fixed costs weigh less."""
 
 
-@record
+@frozen
 class FewerGpus:
     """A good plan on the most GPUs, by halving, on which a sample costs little more than on half of them."""
 
@@ -38,7 +38,7 @@ class FewerGpus:
     step_s: float
 
 
-@record
+@frozen
 class EvenBatch:
     """A good plan for a batch close to the one that was asked for, which divides over all GPUs."""
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.dotted_paths import keys, put
@@ -29,7 +29,7 @@ WORKERS: Mapping[str, str] = {"environment": "environment.workers", "rewards": "
 """Resource -> where a workload says how many workers it has, dotted."""
 
 
-@record
+@frozen
 class Bottleneck:
     """The resource that holds most seconds of the critical phases."""
 

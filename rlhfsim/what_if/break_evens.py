@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhfsim.choice import BreakEven
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.cache import process_cache
@@ -37,7 +37,7 @@ LEAST_LENGTH = {"value": 1.0, "mean": 1.0, "std": 0.0, "max": 1.0}
 """Fields of a length distribution that are stretched, in tokens, and their least values."""
 
 
-@record
+@frozen
 class Quantity:
     """What is scaled up (or down) to `far` times."""
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.pareto import undominated
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import narrowed
@@ -27,7 +27,7 @@ from rlhfsim.what_if.scenarios.designs import DesignResult, Runner
 from rlhfsim.what_if.sizing import doubled, resized
 
 
-@record
+@frozen
 class ClusterOption:
     """One kind and number of GPUs with one framework and its training backend."""
 

@@ -11,9 +11,9 @@ from math import inf
 from typing import Any
 
 from rlhfsim.choice import BreakEven, Choice, RunnerUp
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search import clock
 from rlhfsim.search.candidates import Candidate, most_bytes, risk
 from rlhfsim.search.certificate import Certificate
@@ -46,7 +46,7 @@ them each process would hold over 100 MB of its own."""
 RUNNERS_UP = 6
 
 
-@record
+@frozen
 class Design:
     """A proven, explained answer."""
 

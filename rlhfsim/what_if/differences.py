@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from rlhfsim.calibration.observation import Observation, read_run
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import AskedRun, Plan, Quantiles, read_plan
-from rlhfsim.record import record
 from rlhfsim.units import Dimension
 from rlhfsim.verdict import limit_text
 from rlhfsim.what_if.work import By, StepWork, work_of
@@ -41,7 +41,7 @@ SHARES = (10, 90)
 """Percentiles of measured steps."""
 
 
-@record
+@frozen
 class Value:
     """One figure of an outcome, SI units."""
 
@@ -58,7 +58,7 @@ class Value:
         return replace(self, value=self.value * factor, interval=ends)
 
 
-@record
+@frozen
 class Side:
     """One of the two: a plan as predicted, or a run as measured."""
 
@@ -68,7 +68,7 @@ class Side:
     measured: bool
 
 
-@record
+@frozen
 class ChangedField:
     """A field of the question or of the choice that is another; None: that side has no such field."""
 
@@ -77,7 +77,7 @@ class ChangedField:
     after: Leaf
 
 
-@record
+@frozen
 class ChangedFigure:
     """A figure of the outcome that is another; None: that side does not have it."""
 
@@ -100,7 +100,7 @@ class ChangedFigure:
         return None if one is None or other is None else one[0] <= other[1] and other[0] <= one[1]
 
 
-@record
+@frozen
 class Difference:
     """Everything that changed."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
@@ -24,7 +24,7 @@ PUBLISHED = Speculation(method="eagle", draft_tokens=3, acceptance=0.62, low=0.5
 HALVINGS = 7
 
 
-@record
+@frozen
 class WouldDraft:
     """A plan with an EAGLE-3 head beside its rollout."""
 
@@ -34,7 +34,7 @@ class WouldDraft:
     """At the most."""
 
 
-@record
+@frozen
 class StopsPaying:
     """When a plan that drafts is as slow as the same plan without."""
 

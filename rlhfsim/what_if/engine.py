@@ -14,7 +14,7 @@ from dataclasses import field, replace
 from itertools import combinations
 from typing import Any
 
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import Search, SearchResult
 from rlhfsim.search.candidates import Candidate, judged, stale_seconds, value
@@ -49,7 +49,7 @@ TOUCHED: dict[str, frozenset[str]] = {
 """Roles whose price a switch changes; with LoRA the reference shares the weights of the actor."""
 
 
-@record
+@frozen
 class Question:
     """What is asked: the best plan of a request, or one placement under it."""
 
@@ -69,7 +69,7 @@ class Question:
         return models_of(self.request.workload)
 
 
-@record
+@frozen
 class Prices:
     """Roles as they were priced for a question that is answered."""
 
@@ -160,7 +160,7 @@ def good(question: Question, prices: Prices | None = None, *, insists: bool = Fa
     return judged(question.request, question.models, question.placement, cutoff=cutoff)
 
 
-@record
+@frozen
 class Fastest:
     """The question among several whose good plan is the fastest."""
 

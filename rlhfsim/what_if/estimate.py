@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, timed
 from rlhfsim.search.planning import plan_of
 from rlhfsim.simulation.pool_figures import level
@@ -54,7 +54,7 @@ def step_of(priced: PricedPlacement) -> Iteration:
     return timed(priced.setting, priced.kv_tokens)
 
 
-@record
+@frozen
 class PricedPlacement:
     """One placement with its closed form and its ledger."""
 
@@ -99,7 +99,7 @@ def planned(priced: PricedPlacement, timed: Iteration, price: float | None) -> P
     return plan_of(candidate, s.workload, s.models, s.cluster, price)
 
 
-@record
+@frozen
 class Planned:
     """One priced plan and whether it can run."""
 

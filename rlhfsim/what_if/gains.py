@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import STALE, SWITCHES, Request, switched
 from rlhfsim.search.scope import Scope
@@ -28,7 +28,7 @@ named unasked; older samples change most."""
 NEED_ROLLOUT = (*STALE, "fp8", "fp8-kv", "mxfp4", "nvfp4", "rollout-logprobs")
 
 
-@record
+@frozen
 class Gain:
     """What one choice that does not compete would bring."""
 

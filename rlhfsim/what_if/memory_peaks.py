@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.memory.residency import Moment, entries, pool_bytes
-from rlhfsim.record import record
 from rlhfsim.simulation.memory_timeline import PoolPeak
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -23,7 +23,7 @@ from rlhfsim.units import format
 from rlhfsim.what_if.estimate import priced_placement
 
 
-@record
+@frozen
 class MemoryPeaks:
     """What a plan holds at its fullest."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request, switched
 from rlhfsim.search.requirements import narrowed
@@ -23,7 +23,7 @@ FEWER = (2, 4)
 """Times and parts of the GPUs that are tried: fewer of them may keep a budget."""
 
 
-@record
+@frozen
 class Meeting:
     """One change under which a good plan (not proven) fits and meets all targets."""
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.search import clock
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
@@ -32,7 +32,7 @@ LARGER = ("h200_sxm", "b200_sxm", "b300_sxm", "mi300x", "mi325x", "mi355x")
 """Kinds of GPU with more memory than most, by size."""
 
 
-@record
+@frozen
 class Change:
     """Another question, and its name in words."""
 
@@ -89,7 +89,7 @@ def with_memory(cluster: Cluster, factor: float, *, hosts: bool = False) -> Clus
     return changed
 
 
-@record
+@frozen
 class Point(Generic[T]):
     """A question on an axis, and its answer."""
 

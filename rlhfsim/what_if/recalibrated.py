@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.explain import kind
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.calibrated import Provenance
@@ -21,7 +21,7 @@ from rlhfsim.what_if.dotted_paths import keys, put
 from rlhfsim.what_if.estimate import estimate
 
 
-@record
+@frozen
 class ChangedCoefficient:
     """One coefficient that is another than before."""
 
@@ -38,7 +38,7 @@ class ChangedCoefficient:
         return abs(math.log(self.now.value / self.before.value))
 
 
-@record
+@frozen
 class Rank:
     """The best plan of a kind, before and now; None where the answer does not list that kind."""
 
@@ -49,7 +49,7 @@ class Rank:
     now: Plan | None
 
 
-@record
+@frozen
 class Recalibrated:
     """The answer on calibrated profiles beside the one on the profiles before them."""
 

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.request import Request
@@ -52,7 +52,7 @@ def shortage(result: SearchResult) -> str | None:
     return f"the nearest plan ({kinds}) misses {format(lacking, 'byte')} per GPU in pool {pool}"
 
 
-@record
+@frozen
 class Remedy:
     """One change with which something fits, and a good plan under it (not proven)."""
 

@@ -13,8 +13,8 @@ from rlhfsim.calibration.fit import Calibration
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import cluster_with, with_lengths
 from rlhfsim.calibration.profile_writer import biases_after, provenance, workload_after
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.what_if.design import design
@@ -28,7 +28,7 @@ SURE = 0.9
 """Probability from which another plan is called better."""
 
 
-@record
+@frozen
 class Replanned:
     """The plan that runs against the best one, on the profile as the run shows it."""
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import get_args
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search import clock
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, judged, value
@@ -37,7 +37,7 @@ ARCHITECTURES = get_args(Architecture)
 ROLE_PLACEMENTS = ("colocated", "split", "standalone")
 
 
-@record
+@frozen
 class Rival:
     """The best plan of a kind."""
 
@@ -47,7 +47,7 @@ class Rival:
     """Share by which a plan of its kind could still be better; None: it was met, and nothing is proven."""
 
 
-@record
+@frozen
 class PlanKind:
     """A kind of plan."""
 

@@ -17,7 +17,7 @@ from itertools import chain, combinations
 from operator import and_, eq
 
 from rlhfsim.elementwise import Size, where
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.search.candidates import Candidate, value
 from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven, zero_stages
 from rlhfsim.search.excluded import skeleton_of
@@ -52,7 +52,7 @@ RISKS = (SAFE, 0.02, 0.05)
 # --- rules ------------------------------------------------------------------------------------------
 
 
-@record
+@frozen
 class Rule:
     """One more wish for simplicity."""
 

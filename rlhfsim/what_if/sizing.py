@@ -24,8 +24,8 @@ from functools import partial
 from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.pareto import undominated
 from rlhfsim.search.planning import asked_again, plan_for
@@ -61,7 +61,7 @@ LEAST_S = 0.1
 """Longest search of a size for which nothing is left."""
 
 
-@record
+@frozen
 class Trial:
     """One size of one kind of GPU."""
 
@@ -88,7 +88,7 @@ class Trial:
         return self.gpus, p.step_s, math.inf if p.usd_per_step is None else p.usd_per_step
 
 
-@record
+@frozen
 class BreakEvenPrice:
     """The price at which another kind of GPU costs as little."""
 
@@ -100,7 +100,7 @@ class BreakEvenPrice:
     """What it costs."""
 
 
-@record
+@frozen
 class Sizing:
     """The answer and everything that was tried."""
 
@@ -114,7 +114,7 @@ class Sizing:
     GPUs are asked for."""
 
 
-@record
+@frozen
 class Size:
     """One number of GPUs with its best plan."""
 
@@ -125,7 +125,7 @@ class Size:
     """Share of the step by which an unexplored plan could be shorter; above 0 where time ran out."""
 
 
-@record
+@frozen
 class Sizes:
     """What was tried beside the plan's own size, ascending."""
 

@@ -22,8 +22,8 @@ import numpy as np
 from pydantic import Field
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.planning import plan_for
 from rlhfsim.search.request import Request
@@ -59,7 +59,7 @@ CRITICAL = Coefficient(
 
 
 @checked
-@record
+@frozen
 class Learning:
     """The file of `--learning`."""
 
@@ -80,7 +80,7 @@ class Learning:
     """Batches that compete, in prompts; none: that of the question."""
 
 
-@record
+@frozen
 class Reached:
     """One schedule with one batch."""
 
@@ -103,7 +103,7 @@ class Reached:
         return float(np.quantile(self.seconds, share))
 
 
-@record
+@frozen
 class TimeToReward:
     """The answer."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import WAIT
@@ -26,7 +26,7 @@ WORTH = 0.1
 """Least share of the step that is saved."""
 
 
-@record
+@frozen
 class SentChanges:
     """A weight path of changes beside the plan's own."""
 

@@ -14,6 +14,7 @@ from typing import Literal
 from rlhfsim.calibration.watching.causes import Cause, causes
 from rlhfsim.calibration.watching.standing import Baseline, Standing, standing
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.logs.files import find
 from rlhfsim.interchange.logs.following import LogFollower
 from rlhfsim.interchange.logs.framework import Framework, framework_named, framework_names
@@ -22,7 +23,6 @@ from rlhfsim.interchange.logs.records import Log
 from rlhfsim.interchange.logs.said import said_of
 from rlhfsim.interchange.rlhfsim.metrics import executor_of
 from rlhfsim.plan import Plan, read_plan
-from rlhfsim.record import record
 from rlhfsim.run_folder import METRICS, PLAN, inputs_folder
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.what_if.doctor.of_run import baseline_of_log, baseline_of_plan
@@ -33,7 +33,7 @@ AHEAD = 100
 """Steps that are looked ahead where nobody says how many the run has."""
 
 
-@record
+@frozen
 class Notice:
     """Something that a watch says besides figures."""
 
@@ -41,7 +41,7 @@ class Notice:
     text: str
 
 
-@record
+@frozen
 class Judgement:
     """How the run compares with its plan."""
 

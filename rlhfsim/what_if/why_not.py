@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, risk, value
 from rlhfsim.search.certificate import Certificate
@@ -44,7 +44,7 @@ FORBID_PREFIX = "no-"
 ROLES = ("colocated", "split", "standalone")
 
 
-@record
+@frozen
 class Alternative:
     """A choice, or a plan, that is compared with the answer."""
 
@@ -60,7 +60,7 @@ class Alternative:
     """The rule that it breaks whatever else is chosen; None: none is known."""
 
 
-@record
+@frozen
 class WhyNot:
     """An alternative against the answer."""
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Literal
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.specs.workload.lengths import AnyLengths, stats
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
@@ -25,7 +25,7 @@ By = Literal["work", "sample", "token"]
 """What two amounts are compared by: as they are, where the work is the same, else per sample or token."""
 
 
-@record
+@frozen
 class StepWork:
     """What is learnt from what in a step; with `steps` or `target` over a run. Equal work competes."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from executor.engines.protocols import EngineSpec
 from executor.engines.transformers.heads import HEAD_NAMES, ScalarHead, TokenHead, draw_head
 from executor.engines.transformers.shards import ModelFiles
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.placement.backends import broken_rule
 
@@ -223,7 +224,7 @@ def _names(name: str) -> tuple[str, ...]:
     return HEAD_NAMES if name in HEAD_NAMES else (name, name.removeprefix("model."))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CatalogueEntry:
     """A whole tensor of the model, known to every rank."""
 

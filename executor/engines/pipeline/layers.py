@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -22,6 +21,7 @@ from executor.engines.pipeline.shards import MatrixPart, cuts, shard
 from executor.engines.transformers import attention
 from executor.engines.transformers.heads import configuration
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.frameworks.runs import OWN, framework
 from rlhfsim.specs.workload.roles import Head
 
@@ -32,7 +32,7 @@ NORM = "model.norm.weight"
 HEADS: dict[Head, str] = {"causal": "lm_head.weight", "value": "score.weight", "score": "score.weight"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Decoder:
     """A model without storage: what stages are cut from."""
 
@@ -47,7 +47,7 @@ class Decoder:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Weight:
     """A parameter of this rank and where it belongs in the checkpoint."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from executor.weight_transfer.merge import weight_files
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 
 BLOCK_BYTES = 32 * 2**20
 """Bytes of rows that are on the host at one time, besides their mapped file pages."""
@@ -99,7 +99,7 @@ def expect(folder: str | Path, name: str, stored: tuple[int, ...], wanted: tuple
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EmptyParameters:
     """Parameters of a model that have no values yet, and where these lie."""
 

@@ -21,8 +21,8 @@ from statistics import fmean
 from rlhfsim.calibration.observation import Observation, phase_seconds
 from rlhfsim.calibration.predict import pricer_of
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan, PredictedPhase
-from rlhfsim.record import record
 from rlhfsim.trace import WAIT, Trace, covered
 
 CAUSES = ("lengths", "compute", "hbm", "network", "overhead", "waiting", "order")
@@ -40,7 +40,7 @@ CAUSE_OF = {
 """Resource of the prediction -> cause; of any other overhead."""
 
 
-@record
+@frozen
 class PhaseGap:
     """What one phase adds to the gap."""
 
@@ -55,7 +55,7 @@ class PhaseGap:
     """Seconds by cause."""
 
 
-@record
+@frozen
 class Gap:
     """The gap of the mean step."""
 

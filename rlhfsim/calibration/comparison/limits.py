@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 
 from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.observation import Observation
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.layout import Layout
 
@@ -29,7 +29,7 @@ ADAPTERS = 4
 """The same of training, where only adapters have gradients."""
 
 
-@record
+@frozen
 class PhaseTime:
     """One measured phase of the step."""
 

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from rlhfsim.calibration.observation import Observation
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import LedgerEntry, Plan
-from rlhfsim.record import record
 from rlhfsim.trace import ALLOCATED, ENGINE_INSIDE, RESERVED, WAIT, Span, Trace
 
 MEMORY = "memory_bytes"
@@ -25,7 +25,7 @@ POOL = ("weights", "kv_cache")
 """Components of an engine that lie in its pool, counted while it sleeps."""
 
 
-@record
+@frozen
 class PhaseMemory:
     """Bytes on the fullest GPU of a pool during a phase."""
 

@@ -20,9 +20,9 @@ from scipy.special import stdtrit
 
 from rlhfsim.calibration.observation import Observation, phase_seconds
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.provenance import content_hash
-from rlhfsim.record import record
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.trace import WAIT, Span, Trace
@@ -33,7 +33,7 @@ MEDIAN_LOSS = math.sqrt(math.pi / 2)
 """Standard error of a median over that of a mean, of normal numbers."""
 
 
-@record
+@frozen
 class PhaseComparison:
     """One phase, or the step; None: not predicted, or not measured."""
 
@@ -61,7 +61,7 @@ class PhaseComparison:
     """Spans behind them: one for each GPU group, call and step."""
 
 
-@record
+@frozen
 class Amount:
     """Something else that both sides say: tokens, bytes."""
 
@@ -176,7 +176,7 @@ def warm(trace: Trace) -> dict[str, tuple[float, ...]]:
     return phase_seconds([s for s in spans if s.step > 0 or s.name not in later])
 
 
-@record
+@frozen
 class Comparison:
     """All of it but memory and the gap's parts, which are `footprint` and `gap`."""
 

@@ -8,13 +8,13 @@ from rlhfsim.calibration.comparison.gap import Gap, gap
 from rlhfsim.calibration.comparison.memory import PhaseMemory, footprint, torch_counts
 from rlhfsim.calibration.comparison.phases import Comparison, check_plan, compare
 from rlhfsim.calibration.observation import Observation, read_run
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan, read_plan
-from rlhfsim.record import record
 from rlhfsim.run_folder import TRACE
 from rlhfsim.trace import Trace, read_trace
 
 
-@record
+@frozen
 class SideBySide:
     """A plan, a run and what they come to."""
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlhfsim import units
 from rlhfsim.calibration.micro_benchmarks.fit import nonnegative, roof_rates
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.hardware import SHARES, Profile
 from rlhfsim.specs.hardware.measured import WIDENING, Measured, MissingProbe, Session
 from rlhfsim.training.gradient_exchange import FP32, STATE_BYTES
@@ -28,7 +28,7 @@ RESERVE = 2.0**30
 """Bytes of a core's share of memory left to the system."""
 
 
-@record
+@frozen
 class ProfileEntry:
     """One entry of the new profile."""
 
@@ -47,7 +47,7 @@ class ProfileEntry:
     """False: not measured, but restated because what it is a share of has changed."""
 
 
-@record
+@frozen
 class Seen:
     """The session by name, over the profile beneath."""
 

@@ -16,7 +16,7 @@ from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry, Seen, cha
 from rlhfsim.calibration.micro_benchmarks.fit import is_grid, kernel_table
 from rlhfsim.calibration.micro_benchmarks.overheads import overheads
 from rlhfsim.calibration.profile_writer import MAX_SOURCE, written, yaml_text
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.measured import Measured, MissingProbe, Session
 from rlhfsim.specs.hardware.profile_files import aliases, profile_names
@@ -37,7 +37,7 @@ one extends.
 """
 
 
-@record
+@frozen
 class MeasuredProfile:
     """The new profile and what made it."""
 

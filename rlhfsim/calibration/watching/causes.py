@@ -10,7 +10,7 @@ from rlhfsim import units
 from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.watching.standing import Standing
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 
 LIKELY = 0.5
 """Probability from which what may come is said."""
@@ -41,7 +41,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Standing], float | None]]] = {
 _RELATIONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
 
-@record
+@frozen
 class Condition:
     """A bound of a measure, beyond which the watch ends with an error."""
 
@@ -73,7 +73,7 @@ def condition(text: str) -> Condition:
     return Condition(text=text.strip(), name=match[1], relation=match[2], value=float(match[3]))
 
 
-@record
+@frozen
 class Cause:
     """Something that is wrong."""
 

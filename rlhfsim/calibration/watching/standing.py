@@ -16,10 +16,10 @@ from statistics import median
 from rlhfsim.calibration.comparison.memory import NOT_ALLOCATED, NOT_TORCH, POOL, ROLLOUT
 from rlhfsim.calibration.comparison.phases import PhaseComparison, rows, step_row
 from rlhfsim.calibration.watching.trend import Trend, trend
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.logs.framework import Framework
 from rlhfsim.interchange.logs.imported import LoggedStep, first, timers
 from rlhfsim.plan import LedgerEntry, Plan
-from rlhfsim.record import record
 from rlhfsim.units import GIB
 
 RECENT = 50
@@ -28,7 +28,7 @@ LATEST = 5
 """Steps that say whether it is slower than at its start, and how many responses are cut."""
 
 
-@record
+@frozen
 class Baseline:
     """What a run is held against."""
 
@@ -41,7 +41,7 @@ class Baseline:
     """`plan.json`, or the doctor."""
 
 
-@record
+@frozen
 class Standing:
     """How a run is, as far as its log says."""
 

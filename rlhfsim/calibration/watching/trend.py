@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 
 Floats = NDArray[np.float64]
 Form = Callable[[Floats], Floats]
@@ -37,7 +37,7 @@ RESOLUTION = 1e-4
 """Relative size of noise below which logged numbers are rounded anyway."""
 
 
-@record
+@frozen
 class Trend:
     """A metric over steps, and its limit."""
 

@@ -7,12 +7,13 @@ lists them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rlhfsim import resources
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.finding import Finding
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.forms import Said
 from rlhfsim.interchange.configuration.served_reward import with_served_reward
@@ -24,7 +25,7 @@ ENTRY_POINT = "entry_point"
 """The folder of what all frameworks share, this one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Configuration:
     """How to read the configuration of one framework."""
 

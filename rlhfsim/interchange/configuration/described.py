@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, TypeVar
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.loading import Source, convert
@@ -41,7 +42,7 @@ SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 """Names of pools: one, or two."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RoleDescription:
     """What a critic, reference or reward model has of its own."""
 
@@ -55,7 +56,7 @@ class RoleDescription:
     """GPUs of that pool."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunDescription:
     """One run: what a step computes, and where."""
 
@@ -121,7 +122,7 @@ class RunDescription:
     """What the training stack does differently from its default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunSpecs:
     """A run as specs."""
 
@@ -130,7 +131,7 @@ class RunSpecs:
     cluster: Cluster
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lengths:
     """Tokens, means over the run: measured, or said."""
 

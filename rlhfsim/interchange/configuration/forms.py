@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.configuration.python_script import arguments_of, is_python
 from rlhfsim.interchange.configuration.settings import scalar
 from rlhfsim.interchange.configuration.shell import commands_of
@@ -43,7 +44,7 @@ _ABOVE = 6
 """Folders above a script in one of which what it starts is looked for: that of its checkout among them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Said:
     """What files or a text say."""
 

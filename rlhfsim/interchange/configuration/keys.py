@@ -9,13 +9,14 @@ import gzip
 import json
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.releases import nearest_release, numbers
 
@@ -67,7 +68,7 @@ OPEN = re.compile(r"(^|\.)(override_\w+|\w*kwargs|extra_\w+|env_vars|\w+_overrid
 """Groups of keys that are handed on to another library, whose keys are not listed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RecordedKey:
     """A key from one release to another."""
 
@@ -77,7 +78,7 @@ class RecordedKey:
     """As compared; those of several trainers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KeyTable:
     """Keys of a framework."""
 
@@ -114,7 +115,7 @@ class KeyTable:
         return bool(OPEN.search(key)) or any(k and {"none", "{}"} & {*k.defaults} for k in above)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Unread:
     """A key that a configuration sets and no reader reads."""
 

@@ -7,9 +7,10 @@ what it costs in the plan, until somebody says otherwise.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.configuration.described import (
     ROLLOUT,
     RoleDescription,
@@ -28,7 +29,7 @@ VARIABLES = ("${REWARD_MODEL}", "${REWARD}")
 """What stands for the reward model in the launch of a framework whose keys name it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServedReward:
     """The reward model of a plan, as the comment holds it."""
 

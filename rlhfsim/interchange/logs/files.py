@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.logs.framework import Framework
 from rlhfsim.interchange.logs.history import FORMS, read_history
 from rlhfsim.interchange.logs.mlflow import MlflowMetrics, run_in
@@ -24,7 +25,7 @@ CONFIGS = ("config.yaml", "config.json", "training_args.json", "args.json", "con
 STATE = "trainer_state.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogFiles:
     """The files of a run by form."""
 

@@ -6,12 +6,13 @@ A framework is a folder of `rlhfsim.interchange` whose module `logs` has a `FRAM
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import resources as import_resources
 from itertools import chain
 from typing import Any
 
 from rlhfsim import resources
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
@@ -58,7 +59,7 @@ def around(*calls: str) -> tuple[str, ...]:
     return tuple(f"{call}{move}" for call in calls for move in (".load", "", ".unload"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Timer:
     """One metric that is a time, under our names."""
 
@@ -78,7 +79,7 @@ class Timer:
         return tuple(phase for phase in self.covers or (self.phase,) if phase not in elsewhere)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Framework:
     """How to read the logs of one framework."""
 

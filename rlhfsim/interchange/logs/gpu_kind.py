@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.logs.records import DECIMAL
 from rlhfsim.specs.hardware.profile_files import find_profile, profile_names
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -48,7 +48,7 @@ SAME_MEMORY = 0.08
 """The same for memory: what an engine finds free and held is less than the nominal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GpuEvidence:
     """What is known of the kind of GPU."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.configuration.described import Lengths, RunDescription, RunSpecs, setup
 from rlhfsim.interchange.configuration.forms import Said
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
@@ -41,7 +42,7 @@ SLACK = 0.02
 """Share by which the timers of a step may exceed it: they are rounded and read one after the other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Choices:
     """What a user says about a run besides its files."""
 
@@ -55,7 +56,7 @@ class Choices:
     """Mean tokens of a prompt, where nothing logged them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LoggedStep:
     """One step of ours: metrics of the logged steps that make it up."""
 
@@ -64,7 +65,7 @@ class LoggedStep:
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Imported:
     """A run as specs and times, before it has a plan."""
 

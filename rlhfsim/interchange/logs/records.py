@@ -12,11 +12,11 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import parse_json
 
 STEPS = ("step", "global_step", "train/global_step", "_step")
@@ -40,7 +40,7 @@ _LINE_END = re.compile(r"[\r\n]+|(?=\((?:[^()\s]+\s+){1,4}pid=\d+(?:, ip=[\w.:]+
 _REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Record:
     """Metrics of one logged step."""
 
@@ -49,7 +49,7 @@ class Record:
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Log:
     """All records of a run, in the order of their steps."""
 

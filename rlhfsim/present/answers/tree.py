@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
+from rlhfsim.frozen import frozen
 from rlhfsim.present.tables import COUNT, SECONDS, TEXT, Fit, ValueKind, at, each
 from rlhfsim.provenance import installed_version
 
@@ -289,7 +290,7 @@ class Tile(NamedTuple):
     """P10 and P90 of the value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Page:
     """Everything that one answer says."""
 

@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
+from rlhfsim.frozen import frozen
 from rlhfsim.present.answers.tree import Legend
 from rlhfsim.present.tables import Bar, Spark, Word
 
@@ -109,7 +110,7 @@ class HorizontalBar(CellWide):
         return LIGHT if self.bar.faint else GLYPHS.get(look, FULL), STYLES.get(look, "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Axis(CellWide):
     """The header over a column of bars: 0 at the left, a label at a position."""
 

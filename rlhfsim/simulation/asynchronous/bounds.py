@@ -24,11 +24,11 @@ seconds, so it waits at least (S - L R f(eta B / R)) / (R f((eta + 1) B / R)).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine
 
@@ -36,7 +36,7 @@ CONTEXTS = 64
 """Intervals of context beside the columns of the table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReplicaFloor:
     """What no replica can beat."""
 

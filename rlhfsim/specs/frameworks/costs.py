@@ -14,12 +14,13 @@ Not known here: how the costs change from release to release, unless a framework
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
 from rlhfsim import resources
 from rlhfsim.errors import unknown_name
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.frameworks.files import data_of
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import coefficients_of
@@ -27,7 +28,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.quantities import Coefficient
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Costs:
     """Software costs of one framework, by name of the coefficient; what it leaves out is pooled."""
 

@@ -8,11 +8,12 @@ the docs print the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any, Literal, TypeVar
 
 from rlhfsim import resources
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.frameworks.costs import costs_of
 from rlhfsim.specs.frameworks.features import (
     hardware_features,
@@ -82,7 +83,7 @@ KINDS: Mapping[str, str] = _NAMED["kinds"]
 """Kinds of model that a framework may be seen not to run -> how to do without."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lacks:
     """Something in a plan that a framework does not run."""
 
@@ -92,7 +93,7 @@ class Lacks:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Examples:
     """By which training backend most of a framework's own examples train."""
 
@@ -104,7 +105,7 @@ class Examples:
     """Files, release and counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Runs:
     """What one framework runs."""
 

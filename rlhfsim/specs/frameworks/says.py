@@ -7,9 +7,10 @@ the rest. Each framework's reader (`configuration`) is the other side of it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import AnyRolePlacement, RolePlacement, Schedule, model_cut
@@ -38,7 +39,7 @@ READS: Mapping[Aspect, tuple[str, ...]] = {
 """Fields of a layout that `value_of` an aspect reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Places:
     """Where states may be between the calls of a role."""
 
@@ -48,7 +49,7 @@ class Places:
     """Sleep levels of a rollout; one that receives adapters keeps its base weights, by level 1 for 2."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Same:
     """An aspect that one key says for several roles, or that one process has once for all of them."""
 
@@ -64,7 +65,7 @@ FROZEN_BASE = Same(aspect="cut", roles=("actor", "reference"), in_a_pool=True)
 """With adapters alone in training, the actor's frozen weights give reference log-probs, as they lie there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Says:
     """What can be said beside the features that are run; the defaults: everything."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import CoefficientText, Seconds, Text
 
@@ -55,7 +56,7 @@ ROUNDING = 1e-12
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Provenance:
     """Key `calibration` of a profile that `rlhfsim calibrate` wrote."""
 
@@ -81,7 +82,7 @@ class Provenance:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkloadMeasured:
     """What a field of the workload was in runs that had stated something else for it."""
 
@@ -136,7 +137,7 @@ ANY = ""
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NearRun:
     """What one run took beyond the factor of its phase and mode."""
 
@@ -149,7 +150,7 @@ class NearRun:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PhaseBias:
     """Measured over priced seconds of one phase in one engine mode."""
 
@@ -175,7 +176,7 @@ class PhaseBias:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FrameworkBiases:
     """What runs of one framework on one kind of GPU showed."""
 

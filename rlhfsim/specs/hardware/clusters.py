@@ -13,12 +13,13 @@ or a path.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, Fabric, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.hardware.wan import WanLink
@@ -27,7 +28,7 @@ from rlhfsim.specs.quantities import Bandwidth, BytesPerSecond, Positive, Text, 
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeGroupText:
     """One pool as it stands in a file; its size is `gpus`, or `nodes` times GPUs per node."""
 
@@ -48,7 +49,7 @@ class NodeGroupText:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ClusterText:
     """A cluster as it stands in a file."""
 

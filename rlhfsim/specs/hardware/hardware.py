@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.calibrated import FrameworkBiases, Provenance, WorkloadMeasured
 from rlhfsim.specs.hardware.kernel_tables import CurvesText
 from rlhfsim.specs.hardware.wan import WanLink
@@ -31,7 +32,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Price:
     """Rent of one GPU for an hour."""
 
@@ -53,7 +54,7 @@ class Price:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Power:
     """Thermal design power of one GPU."""
 
@@ -62,7 +63,7 @@ class Power:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ScaleUp:
     """The fast fabric inside a node or rack: NVLink, xGMI, or PCIe where there is none."""
 
@@ -76,7 +77,7 @@ class ScaleUp:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Node:
     """The server around the GPUs; bandwidths and sizes are per node."""
 
@@ -126,7 +127,7 @@ def _check_range(name: str, coefficient: Coefficient) -> None:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Profile:
     """One kind of GPU in its usual node: `hardware_profiles/<name>.yaml`."""
 
@@ -189,7 +190,7 @@ class Profile:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeGroup:
     """Nodes of one profile inside a cluster."""
 
@@ -212,7 +213,7 @@ class NodeGroup:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cluster:
     """N nodes, of one kind or mixed, behind one fabric."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WrapValidator
 
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import MAX_MAGNITUDE, Text
 
@@ -32,7 +33,7 @@ Rate = Annotated[float, Field(ge=1, le=MAX_MAGNITUDE, strict=True)]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KernelTable:
     """Losses of one kind of kernel at the knots of a grid."""
 
@@ -57,7 +58,7 @@ class KernelTable:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lender:
     """Another profile whose tables stand in for those that were never measured."""
 
@@ -71,7 +72,7 @@ class Lender:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Curves:
     """The whole section."""
 

@@ -7,12 +7,12 @@ know (`WIDENING`). The executor fills these types, `calibration.micro_benchmarks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
 from rlhfsim import units
+from rlhfsim.frozen import frozen
 
 WIDENING = 1.15
 """Factor on both sides of P10 to P90. Prior: clock, neighbours and placement of memory differ by about
@@ -24,7 +24,7 @@ HIDDEN, HEADS, KV_HEADS = 256, 4, 2
 TINY_FFN, TINY_VOCAB = 512, 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Measured:
     """One number: the median of its repeats, with its interval."""
 
@@ -42,7 +42,7 @@ class Measured:
     """The point of a sweep, as (m, n, k)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MissingProbe:
     """A probe without a result; what it would have measured keeps its prior."""
 
@@ -50,7 +50,7 @@ class MissingProbe:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Machine:
     """Where it was measured."""
 
@@ -79,7 +79,7 @@ class Machine:
         return ", ".join([self.title, count, *(f"{name} {version}" for name, version in self.versions)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Session:
     """One run of the benchmarks."""
 

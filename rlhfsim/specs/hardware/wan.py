@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import BytesPerSecond, Ratio, Seconds
 
@@ -18,7 +18,7 @@ MAX_STREAMS = 65_536
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WanLink:
     """A link between two regions, as its provider sells it or as it was measured."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 
@@ -35,7 +35,7 @@ def check_optional(name: str, value: int | None, high: int) -> None:
 
 @hashed_once
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Attention(Hashed):
     """The attention block of every layer; all of them have the same shape."""
 
@@ -196,7 +196,7 @@ class Attention(Hashed):
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Moe:
     """The mixture-of-experts layers; the remaining layers are dense."""
 

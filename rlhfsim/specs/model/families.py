@@ -15,14 +15,14 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.model.blocks import Norm
 
 Flag = bool | tuple[str, bool]
 """A fact of the architecture, or the key that decides it with the default when it is absent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Family:
     """The unwritten part of a config; the defaults are those of Llama."""
 
@@ -68,7 +68,8 @@ _DATA = json.loads(Path(__file__).with_name("families.json").read_text(encoding=
 
 
 def _family(given: Mapping[str, Any]) -> Family:
-    return Family(**{name: tuple(x) if isinstance(x, list) else x for name, x in given.items()})
+    values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
+    return Family(**values)
 
 
 def _reasons(rows: Iterable[tuple[str, str]]) -> dict[str, str]:

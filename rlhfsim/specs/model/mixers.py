@@ -7,9 +7,9 @@ huggingface/transformers models/qwen3_next/modeling_qwen3_next.py and nemotron_h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.model.blocks import MAX_LAYERS, MAX_WIDTH, check
@@ -40,7 +40,7 @@ EXPERTS = LayerKind(1, "attention", "experts")
 
 @hashed_once
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recurrent(Hashed):
     """The block of every layer that carries a state: a gated delta net or a Mamba-2 scan."""
 

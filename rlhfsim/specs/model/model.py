@@ -12,10 +12,11 @@ Heads are never padded here: see `ModelSpec.check_tp`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhfsim.elementwise import Size, least
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.model.blocks import (
@@ -45,7 +46,7 @@ _NORM_VECTORS: Mapping[Norm, int] = {
 
 @hashed_once
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelSpec(Hashed):
     """A decoder-only language model: a sequence of kinds of layer between embedding and LM head."""
 

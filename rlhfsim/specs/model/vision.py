@@ -7,8 +7,8 @@ internvl.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.model.blocks import MAX_LAYERS, MAX_POSITION, MAX_WIDTH, check
@@ -16,7 +16,7 @@ from rlhfsim.specs.model.blocks import MAX_LAYERS, MAX_POSITION, MAX_WIDTH, chec
 
 @hashed_once
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Vision(Hashed):
     """A transformer over patches, and what projects its output into the stream of the language model."""
 

@@ -3,16 +3,16 @@ the framework (`rlhfsim.specs.frameworks.runs`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Workload
 
 Backend = Literal["deepspeed", "fsdp2", "megatron"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BackendRules:
     """Limits and accounting of one backend."""
 

@@ -6,12 +6,11 @@ engines' own sizes and the defaults of what may be set.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from rlhfsim.frozen import frozen
 from rlhfsim.units import BILLION, GIB, MIB, MILLION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DeepSpeedNumbers:
     """ZeRO's sizes in elements: DeepSpeed's defaults (docs/config-json.md, DeepSpeed 0.19), handed over as
     they are."""
@@ -35,7 +34,7 @@ class DeepSpeedNumbers:
     priced; DeepSpeed's default is ten times it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VllmNumbers:
     """vLLM's defaults where a rollout layout does not say otherwise."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import checked
 
 Traffic = tuple[float, float]
@@ -14,7 +15,7 @@ Traffic = tuple[float, float]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Head:
     """Bytes around the logits where a framework holds those of all tokens of a micro-batch."""
 

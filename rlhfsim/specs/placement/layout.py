@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.engine_numbers import VLLM
@@ -26,7 +26,7 @@ ServingEngine = Literal["vllm", "sglang"]
 
 @hashed_once
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Layout(Hashed):
     """Training or forward layout; GPUs = tp x pp x cp x dp, experts over ep of dp x cp x tp."""
 
@@ -192,7 +192,7 @@ class EngineLayout(Hashed):
 
 @hashed_once
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RolloutLayout(EngineLayout):
     """Layout of the inference engine; replicas = dp, GPUs = tp x attention_dp x pp x dp."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.placement.layout import EngineLayout, Layout, RolloutLayout
 
 FIELDS = tuple(field.name for field in fields(Layout))
@@ -21,7 +22,7 @@ _ABSENT = frozenset({"pack_tokens", "score_micro_batch", "score_pack_tokens"})
 """Sizes that a layout may lack."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Layouts:
     """Fields of `Layout`, each an array with an entry a layout; sizes that a layout lacks are 0."""
 
@@ -83,7 +84,7 @@ AnyLayout: TypeAlias = Layout | Layouts
 """A layout, or columns of them: the same formulas price both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RolloutLayouts(EngineLayout):
     """Fields of rollout layouts: degrees and limits as arrays with an entry a layout, of the others what all
     of them share, or an array of objects."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, PlainSerializer
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -29,7 +30,7 @@ Late = Literal["wait", "drop", "requeue"]
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ResourcePool:
     """A contiguous set of the cluster's GPUs, node by node."""
 
@@ -53,7 +54,7 @@ class ResourcePool:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RolePlacement:
     """A trained or scoring role: its pool, layout and what happens to it between its calls."""
 
@@ -77,7 +78,7 @@ class Rest(NamedTuple):
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RolloutPlacement:
     """The inference engine of the actor."""
 
@@ -99,7 +100,7 @@ class RolloutPlacement:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Schedule:
     """Order and overlap of the calls."""
 

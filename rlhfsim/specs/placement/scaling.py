@@ -7,9 +7,10 @@ the small run says nothing about the large one: it shows that the plan runs, and
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import AnyRolePlacement, Placement, ResourcePool, RolloutPlacement
@@ -22,7 +23,7 @@ MAX_TP = 2
 """Heads of the tiny model divide by it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Replaced:
     """One field of a plan that a small run has otherwise."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rlhfsim.elementwise import Size, where
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.backends import Backend
@@ -24,7 +24,7 @@ Bytes = Annotated[float, Field(gt=0, le=64)]
 
 @hashed_once
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Software(Hashed):
     """A training stack; a plan without one has `default_software` of its backend."""
 

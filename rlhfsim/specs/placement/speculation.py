@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import checked
 
 Acceptance = Annotated[float, Field(ge=0, le=1)]
@@ -17,7 +17,7 @@ TRAINS = ("mtp", "eagle")
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Speculation:
     """Tokens that are drafted and verified together in one step of the engine; the distribution stays."""
 

@@ -7,8 +7,9 @@ What a path costs stands in `rlhfsim.weight_sync`, how its bytes travel in `exec
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from rlhfsim.frozen import frozen
 
 WeightPath = Literal[
     "none",
@@ -34,7 +35,7 @@ APART: tuple[Topology, ...] = ("same node", "across nodes")
 EVERYWHERE: tuple[Topology, ...] = ("same GPU", *APART)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WeightPathRules:
     """What a weight path needs, and what it makes of a plan."""
 

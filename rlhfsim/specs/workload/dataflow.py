@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.workload.roles import TABLE, Kind
 from rlhfsim.specs.workload.workload import Workload
 
@@ -11,7 +10,7 @@ CallName = str
 """`role.kind`, as in `actor.generate`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Call:
     """One role doing one kind of work."""
 

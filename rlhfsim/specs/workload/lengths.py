@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import checked, read_text
 
 MAX_TOKENS = 100_000_000
@@ -28,7 +29,7 @@ GRID = 4096
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fixed:
     """Every sequence has the same length."""
 
@@ -46,7 +47,7 @@ class Fixed:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogNormal:
     """Log-normal lengths, cut at `max` (a response that reaches it is truncated there).
 
@@ -71,7 +72,7 @@ class LogNormal:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Truncated:
     """Normal lengths cut to [`min`, `max`]."""
 
@@ -102,7 +103,7 @@ class Truncated:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Empirical:
     """Lengths observed by the user: a text or CSV file with one number a line."""
 

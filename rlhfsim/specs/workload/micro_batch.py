@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.elementwise import Size, ceil, most, where
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.layout_columns import AnyLayout, Layouts, columns_of
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 @hashed_once
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BatchLengths(Hashed):
     """The largest micro-batch of a call."""
 

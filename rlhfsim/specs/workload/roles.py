@@ -6,9 +6,9 @@ A role more is a row more, and where its model is named: a field of `Workload` (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.workload.workload import Workload
 
 Kind = Literal["generate", "logprob", "score", "value", "train", "sync"]
@@ -16,7 +16,7 @@ Head = Literal["causal", "value", "score"]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Role:
     """A model in a step: which calls it has, and what is known of it without a plan."""
 

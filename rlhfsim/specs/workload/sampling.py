@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import checked
 
 NEGLIGIBLE = 1e-9
@@ -17,7 +17,7 @@ NEGLIGIBLE = 1e-9
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DynamicSampling:
     """Only groups whose rewards differ are kept; batches of prompts are generated until the step is full.
 

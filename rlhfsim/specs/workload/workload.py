@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.speculation import Speculation
@@ -89,7 +90,7 @@ def with_usual_kl(data: Any) -> Any:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rules:
     """Rewards computed on CPUs (answer matcher, format checker, code executor) or by a remote judge."""
 
@@ -100,7 +101,7 @@ class Rules:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reward:
     """Where rewards come from; a model, rules, or both (then summed)."""
 
@@ -112,7 +113,7 @@ class Reward:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Environment:
     """A tool or task environment that answers between the turns of a response, on CPUs."""
 
@@ -190,7 +191,7 @@ class Environment:
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OwnParts:
     """Seconds that the user's own parts of the algorithm take for each sample of a step."""
 
@@ -216,7 +217,7 @@ LORA_ALPHA_OVER_RANK = 2.0
 
 
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lora:
     """Low-rank adapters on every linear layer; the frozen base doubles as the reference."""
 
@@ -232,7 +233,7 @@ def sequences_of(algorithm: Algorithm) -> int:
 
 @hashed_once
 @checked
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Workload(Hashed):
     """One RLHF step, independent of hardware and placement."""
 

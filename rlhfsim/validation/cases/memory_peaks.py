@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.residency import role_in_plan
 from rlhfsim.memory.risk import Item
@@ -40,7 +41,7 @@ BRIDGE_LORA_RANK = 32
 AT_START = "allocated after start, before the first step"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PredictedPeak:
     """A predicted peak."""
 

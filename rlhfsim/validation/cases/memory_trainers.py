@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.validation.rows import Row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Trainer:
     """Facts of one trainer, read in its source."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any, cast, get_args
@@ -15,6 +15,7 @@ from typing import Any, cast, get_args
 import yaml
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.flop import attention_flop, matmul_flop
 from rlhfsim.kernels.sequences import Sequences
@@ -41,7 +42,7 @@ from rlhfsim.validation.rows import Row, zero_stage
 FABRICS: tuple[str, ...] = get_args(Fabric)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrainingJob:
     """One training job as a user writes it: the actor of a KTO plan, the one workload that trains on given
     sequences. Its reference waits on the host."""

@@ -8,12 +8,13 @@ contexts cost next to nothing, and gpt-fast runs one compiled graph in a loop, w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of, with_engine
 from rlhfsim.memory.kv_cache import engine_bytes
@@ -53,7 +54,7 @@ MOST = 2048
 """Sequences at a time where the row does not say: TensorRT-LLM's `max_batch_size` default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServingJob:
     """One row, ready to be priced."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import network, slower
@@ -52,7 +53,7 @@ def outcomes(rows: list[Row], change: Change = unchanged) -> list[Outcome]:
     return [_outcome(row, change) for row in rows]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SyncCase:
     """A row as the inputs of its prediction."""
 

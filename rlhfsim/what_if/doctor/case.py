@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.finding import Finding
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.carried import NODE_GPUS, OVERSUBSCRIPTION, UNSAID, planned_fields, planned_workload
 from rlhfsim.interchange.configuration.configuration import Configuration
 from rlhfsim.interchange.configuration.described import Lengths, RunDescription, RunSpecs, setup
@@ -21,7 +22,6 @@ from rlhfsim.interchange.table import bare
 from rlhfsim.memory.findings import host_findings, logits_findings, sleep_findings
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.what_if.doctor import certainty
 from rlhfsim.what_if.estimate import planned, priced_placement, step_of
@@ -58,7 +58,7 @@ def check_model(settings: FrameworkSettings, name: str) -> None:
         ) from error
 
 
-@record
+@frozen
 class Case:
     """One configuration and what is said besides it."""
 
@@ -161,7 +161,7 @@ class Case:
                 yield f"{name} of {mean:,.0f} tokens on average ({share})"
 
 
-@record
+@frozen
 class Described:
     """What a configuration says."""
 
@@ -171,7 +171,7 @@ class Described:
     specs: RunSpecs
 
 
-@record
+@frozen
 class Judged:
     """What a configuration says, priced."""
 

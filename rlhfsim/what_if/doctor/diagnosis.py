@@ -13,11 +13,11 @@ from itertools import combinations
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.finding import Finding
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.configuration.keys import Unread, as_written, key_table, unread
 from rlhfsim.interchange.export import Exporter, Value, Written, exporter, exporters
 from rlhfsim.interchange.refusal import lacks_of
 from rlhfsim.interchange.table import bare
-from rlhfsim.record import record
 from rlhfsim.specs.frameworks.runs import runs_of
 from rlhfsim.what_if.doctor.case import Case, Described, Judged, findings, judged
 from rlhfsim.what_if.doctor.certainty import computed
@@ -43,7 +43,7 @@ SAVERS = 8
 Keys = Mapping[str, Value]
 
 
-@record
+@frozen
 class KeyChange:
     """Keys of a framework with new values, read again and priced."""
 
@@ -51,7 +51,7 @@ class KeyChange:
     judged: Judged
 
 
-@record
+@frozen
 class Diagnosis:
     """A configuration and what would help it."""
 

@@ -7,10 +7,10 @@ from difflib import unified_diff
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.interchange.configuration.edited import edited_script, edited_yaml
 from rlhfsim.interchange.configuration.forms import of_changed
 from rlhfsim.interchange.configuration.recognise import settings_of
-from rlhfsim.record import record
 from rlhfsim.specs.loading import read_text
 from rlhfsim.what_if.doctor.case import Judged, judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
@@ -22,7 +22,7 @@ ALIKE = 0.01
 """Difference of the step, as a share, from which the new file does not say what was advised."""
 
 
-@record
+@frozen
 class ChangedFile:
     """A changed file, not yet written."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.quantities import Coefficient, CoefficientText, Seconds, Text
@@ -42,7 +42,7 @@ Step = Annotated[int, Field(ge=0, le=MAX_STEPS)]
 
 
 @checked
-@record
+@frozen
 class LengthPoint:
     """Mean tokens of a response at one step, as a log shows them: cut at the limit."""
 
@@ -64,7 +64,7 @@ class LengthPoint:
 
 
 @checked
-@record
+@frozen
 class LengthStage:
     """From one step on: the longest response, and the batch where it changes."""
 
@@ -77,7 +77,7 @@ class LengthStage:
 
 
 @checked
-@record
+@frozen
 class EvaluationText:
     """Evaluation between steps, on all GPUs."""
 
@@ -99,7 +99,7 @@ class EvaluationText:
 
 
 @checked
-@record
+@frozen
 class LongRun:
     """The whole file."""
 
@@ -149,7 +149,7 @@ class LongRun:
         return self.checkpoint.value + self.restart.value + self.warm_up.value
 
 
-@record
+@frozen
 class LengthCurve:
     """Mean tokens over steps, with P10 and P90; beyond its ends it stays as it is there."""
 
@@ -164,7 +164,7 @@ class LengthCurve:
         return found
 
 
-@record
+@frozen
 class RunStretch:
     """Steps that are alike enough to be priced as one."""
 

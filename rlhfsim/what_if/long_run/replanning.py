@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.candidates import Candidate, judged, risk
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.planning import plan_for
@@ -45,7 +45,7 @@ Prices = Callable[[Request, Placement], Candidate | None]
 """The step of a placement under a request; None where it does not fit."""
 
 
-@record
+@frozen
 class PlannedStretch:
     """A stretch with the plan that runs it."""
 
@@ -66,7 +66,7 @@ class PlannedStretch:
         return self.stretch.steps * self.plan.prediction.step_s + self.evaluations * self.evaluation_s
 
 
-@record
+@frozen
 class RunPlan:
     """The answer: which plan runs which steps."""
 
@@ -130,7 +130,7 @@ def shortest(costs: Costs, change_s: float) -> tuple[list[int], float]:
 # --- candidates and their costs -----------------------------------------------------------------------
 
 
-@record
+@frozen
 class _Searched:
     """What one stretch's search came to."""
 

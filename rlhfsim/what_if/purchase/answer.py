@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Literal
 
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import node_group
@@ -41,7 +41,7 @@ SMALL = 5e-4
 """Share of the cost below which a figure moves nothing."""
 
 
-@record
+@frozen
 class Swing:
     """What one figure moves."""
 
@@ -56,7 +56,7 @@ class Swing:
         return abs(self.high_usd - self.low_usd)
 
 
-@record
+@frozen
 class Decision:
     """What to buy, reserve and rent, and how sure it is."""
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Z90
-from rlhfsim.record import record
 from rlhfsim.simulation.noise import generator
 from rlhfsim.units import DAY, HOUR
 from rlhfsim.what_if.purchase.document import CostTerms, Supply
@@ -32,7 +32,7 @@ DRAWN = 100
 """Draws of three years."""
 
 
-@record
+@frozen
 class Punctuality:
     """How surely runs are done by their deadlines."""
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, Price, Profile
 from rlhfsim.specs.hardware.prices import prices
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -42,7 +42,7 @@ Rate = Annotated[float, Field(gt=0, le=100_000)]
 
 
 @checked
-@record
+@frozen
 class FigureTable:
     """The shipped figures."""
 
@@ -53,7 +53,7 @@ class FigureTable:
 
 
 @checked
-@record
+@frozen
 class PortfolioJob:
     """One kind of job, run again and again."""
 
@@ -69,7 +69,7 @@ class PortfolioJob:
 
 
 @checked
-@record
+@frozen
 class Portfolio:
     """The whole file."""
 
@@ -139,7 +139,7 @@ def read_portfolio(path: Path) -> Portfolio:
 # --- figures in force ---------------------------------------------------------------------------------
 
 
-@record
+@frozen
 class CostTerms:
     """Every figure that a purchase rests on, by name; one may be set to its low or high value."""
 

@@ -27,8 +27,8 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.step.prediction import joules_per_step
@@ -71,7 +71,7 @@ class RunOption:
         return self.gpus * self.hours
 
 
-@record
+@frozen
 class Purchase:
     """What is bought, reserved and rented, and what it costs."""
 
@@ -105,7 +105,7 @@ class Purchase:
         return owned + sum(self.reserved.get(gpu, ())[max(0, quarter - QUARTERS + 1) : quarter + 1])
 
 
-@record
+@frozen
 class JobMix:
     """What a purchase is decided on."""
 
@@ -142,7 +142,7 @@ Row = tuple[dict[Key, float], float, float]
 """Coefficients, and the least and the most of their sum; a variable that there is not counts as 0."""
 
 
-@record
+@frozen
 class _PurchaseColumn:
     """One variable with what it costs in each quarter, by what it is for."""
 

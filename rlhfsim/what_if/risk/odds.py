@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim import units
+from rlhfsim.frozen import frozen
 from rlhfsim.memory.risk import Item, probability_above
 from rlhfsim.plan import AskedRun, Plan, RunOdds, RunTarget
-from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import CONFIDENCE, Requirement, Verdict, meets, most_seconds, verdicts
 from rlhfsim.training.packing import sequences_of
@@ -20,7 +20,7 @@ from rlhfsim.what_if.risk.run import Outlook, outlook_for
 from rlhfsim.what_if.risk.step import Floats
 
 
-@record
+@frozen
 class Odds:
     """What is asked of a plan, with probabilities."""
 
@@ -62,7 +62,7 @@ def odds(requirements: Sequence[Requirement], look: Outlook, confidence: float =
     )
 
 
-@record
+@frozen
 class Targets:
     """What is asked of the plans of a question."""
 

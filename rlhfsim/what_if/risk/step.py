@@ -34,9 +34,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Z90, Cost
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.simulation.noise import generator
 
 Floats = NDArray[np.float64]
@@ -74,7 +74,7 @@ def two_sided(value: float, low: float, high: float, z: Floats) -> Floats:
     return drawn
 
 
-@record
+@frozen
 class StepLaw:
     """What is known of the mean step of a plan."""
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frozen import frozen
 from rlhfsim.provenance import content_hash, installed_version
-from rlhfsim.record import record
 from rlhfsim.search.requirements import Requirement, check_steps
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import format
@@ -28,7 +28,7 @@ from rlhfsim.what_if.scenarios.whole_run import points as points_of
 from rlhfsim.what_if.scenarios.whole_run import steps_of
 
 
-@record
+@frozen
 class ScenarioQuestions:
     """Everything that a scenario asks, ready to be designed."""
 

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.what_if.points import Line, edge, geometric
 from rlhfsim.what_if.scenarios.result import Tried
 
@@ -39,7 +39,7 @@ class _Undefined(Exception):
     """Neither side fits."""
 
 
-@record
+@frozen
 class Crossing:
     """A value at which the state changes."""
 

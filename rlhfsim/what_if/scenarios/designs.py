@@ -23,9 +23,9 @@ from typing import Any
 
 from rlhfsim.cache import Cache
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
 from rlhfsim.provenance import content_hash
-from rlhfsim.record import record
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.prices import market_of
@@ -58,7 +58,7 @@ PREDICTS = (
 
 
 @checked
-@record
+@frozen
 class DesignResult:
     """What a search came to."""
 

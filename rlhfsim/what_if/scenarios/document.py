@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from rlhfsim import resources
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.search.request import Objective, known_switch
 from rlhfsim.search.role_fields import ROLE_FIELDS, RoleName
 from rlhfsim.specs.hardware.clusters import ClusterText
@@ -39,7 +39,7 @@ MAX_SCENARIO = 100
 
 
 @checked
-@record
+@frozen
 class RequestText:
     """What may compete: the fields of `rlhfsim.Request`."""
 
@@ -63,7 +63,7 @@ class RequestText:
 
 
 @checked
-@record
+@frozen
 class PenaltyText:
     """How many more steps stale samples cost."""
 
@@ -73,7 +73,7 @@ class PenaltyText:
 
 
 @checked
-@record
+@frozen
 class FaultsText:
     """Failures or preemptions of nodes, and what the run does about them."""
 
@@ -89,7 +89,7 @@ class FaultsText:
 
 
 @checked
-@record
+@frozen
 class RunText:
     """How long the run is: its steps, or a curve and a target."""
 
@@ -118,7 +118,7 @@ class RunText:
 
 
 @checked
-@record
+@frozen
 class Base:
     """The question that every point changes."""
 
@@ -129,7 +129,7 @@ class Base:
 
 
 @checked
-@record
+@frozen
 class PointText:
     """One named patch."""
 
@@ -139,7 +139,7 @@ class PointText:
 
 
 @checked
-@record
+@frozen
 class BreakEvenText:
     """A question of the form: from which value on does one point win, or meet a target?"""
 
@@ -177,7 +177,7 @@ class BreakEvenText:
 
 
 @checked
-@record
+@frozen
 class TornadoText:
     """Inputs that are moved one at a time."""
 
@@ -186,7 +186,7 @@ class TornadoText:
 
 
 @checked
-@record
+@frozen
 class Document:
     """The whole file."""
 

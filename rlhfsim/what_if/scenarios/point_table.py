@@ -10,7 +10,7 @@ import pandas as pd
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.extras import need
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.scenarios.result import COLUMNS, PARQUET
 
@@ -24,7 +24,7 @@ MOST_VALUES = 200
 """Values of a column up to which points can be chosen by it."""
 
 
-@record
+@frozen
 class PointColumn:
     """A column in which points differ."""
 
@@ -36,7 +36,7 @@ class PointColumn:
     """Place of each point: which of the values it has."""
 
 
-@record
+@frozen
 class PointRow:
     """One point of the table."""
 
@@ -47,7 +47,7 @@ class PointRow:
     money: float | None
 
 
-@record
+@frozen
 class PointTable:
     """All points, as columns."""
 

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.record import record
+from rlhfsim.frozen import frozen
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.clusters import cluster_from
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -37,7 +37,7 @@ BITS = 8
 COMMAND_LINE = Place(file="command line")
 
 
-@record
+@frozen
 class PointQuestion:
     """One point as a question that can be designed."""
 

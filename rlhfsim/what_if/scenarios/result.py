@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.extras import need
+from rlhfsim.frozen import frozen
 from rlhfsim.outputs import csv_cell, write_atomically
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.specs.loading import adapter, checked, convert, parse_json, read_text
 from rlhfsim.specs.quantities import AboveZero, Amount, Finite, Share
 from rlhfsim.units import MIB, Dimension
@@ -35,7 +35,7 @@ MAX_BYTES = int(256 * MIB)
 
 
 @checked
-@record
+@frozen
 class PointTarget:
     """A target against a point."""
 
@@ -50,7 +50,7 @@ class PointTarget:
 
 
 @checked
-@record
+@frozen
 class PointResult:
     """One point of the scenario with the best plan that was found for it."""
 
@@ -118,7 +118,7 @@ class PointResult:
 
 
 @checked
-@record
+@frozen
 class TornadoBar:
     """What one input moves, all others as in the base; None: nothing fits there, or no price is known."""
 
@@ -149,7 +149,7 @@ def _swing(base: float | None, *ends: float | None) -> float:
 
 
 @checked
-@record
+@frozen
 class Tried:
     """One value at which both sides of a break-even were designed anew; None: nothing fits."""
 
@@ -161,7 +161,7 @@ class Tried:
 
 
 @checked
-@record
+@frozen
 class PointBreakEven:
     """Where one point becomes as good as another one, or meets a target."""
 
@@ -190,7 +190,7 @@ class PointBreakEven:
 
 
 @checked
-@record
+@frozen
 class WhatIfProvenance:
     """Where a result comes from."""
 
@@ -214,7 +214,7 @@ class WhatIfProvenance:
 
 
 @checked
-@record
+@frozen
 class WhatIf:
     """A scenario and its answers."""
 

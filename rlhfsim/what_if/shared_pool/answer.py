@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.search.parallel import cores, mapped
 from rlhfsim.search.progress import Progress, tell
 from rlhfsim.search.request import Limit, Request
@@ -49,7 +49,7 @@ LEAST_LIMIT_S = 0.2
 
 
 @checked
-@record
+@frozen
 class PoolJobText:
     """One job's file."""
 
@@ -67,7 +67,7 @@ class PoolJobText:
     """Instances next to the pool that its rollout may have; plans without them compete too."""
 
 
-@record
+@frozen
 class PoolAnswer:
     """Jobs on a pool: the schedule, and who may share GPUs with whom."""
 

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlhfsim.frozen import frozen
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.units import format
 from rlhfsim.weight_sync.offload import copy_in, copy_out
 
 
-@record
+@frozen
 class JobStep:
     """What sharing needs to know of a job on a number of GPUs."""
 
@@ -45,7 +45,7 @@ class JobStep:
     """Host memory of a node."""
 
 
-@record
+@frozen
 class Sharing:
     """Two jobs in turn."""
 

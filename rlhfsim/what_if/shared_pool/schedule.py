@@ -21,8 +21,8 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.what_if.risk.odds import quantiles
 from rlhfsim.what_if.risk.step import Floats
 from rlhfsim.what_if.shared_pool.pairs import JobStep, Sharing, sharing
@@ -81,7 +81,7 @@ class PoolOption:
         return self.fits * float(np.mean(self.drawn_s <= deadline_s))
 
 
-@record
+@frozen
 class JobTerms:
     """What is asked of a job."""
 
@@ -116,7 +116,7 @@ class PoolMode:
         return tuple(o.job for o in self.options)
 
 
-@record
+@frozen
 class ScheduledMode:
     """A mode with its planned start."""
 
@@ -124,7 +124,7 @@ class ScheduledMode:
     start_s: float
 
 
-@record
+@frozen
 class PoolPlan:
     """Every job with its GPUs and its start, and how surely it is done in time."""
 

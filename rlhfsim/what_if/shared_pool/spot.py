@@ -24,8 +24,8 @@ import numpy as np
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frozen import frozen
 from rlhfsim.plan import Plan
-from rlhfsim.record import record
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
@@ -35,7 +35,7 @@ from rlhfsim.what_if.scenarios.document import Above
 
 
 @checked
-@record
+@frozen
 class SpotRollouts:
     """Instances next to the pool that a job may rent for its rollout alone."""
 
@@ -64,7 +64,7 @@ class SpotRollouts:
         return self.instances * self.gpus * self.available
 
 
-@record
+@frozen
 class SpotPace:
     """What instances that come and go do to a run."""
 

@@ -1,4 +1,4 @@
-"""The decorator of values: what flows through a run is frozen, and its fields are given by name."""
+"""The class decorator of values: data that is read by name and never changed."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """A class as a dataclass that is frozen, without a dictionary, and made by keyword alone."""
+    """A class as a frozen dataclass with slots, whose fields are given by name."""
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)
