@@ -51,6 +51,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 EXECUTOR_MAY = {
+    "rlhfsim.frozen",
     "rlhfsim.errors",
     "rlhfsim.units",
     "rlhfsim.outputs",
