@@ -63,19 +63,19 @@ class SharedTables:
 
     def space(self, request: Request, models: Models, key: PriceKey) -> Space:
         """The layouts of a role: those of like roles where they are known, and no refusal names a role."""
-        role, trained, model = key.role, key.role in TRAINED, models.of(key.role)
+        role, model = key.role, models.of(key.role)
         domain = domain_of(request.cluster.node_groups[key.hardware])
         fixed = tuple(sorted(request.fix.get(role, {}).items()))
         limits = tuple(replace(limit, role="") for limit in request.limits if limit.role == role)
         adapted = role == "actor" and request.workload.lora is not None
         rules = request.rules(role).title
-        like = domain, model.with_value_head(), rules, trained, adapted, fixed, limits
+        like = domain, model.with_value_head(), rules, role in TRAINED, adapted, fixed, limits
         name = key.gpus, *like
         if name in self.layouts:
             return self.layouts[name]
         own = self.shapes.setdefault((role, *like), {})
         known = own or self.shapes.setdefault(like, {})
-        space = role_layouts(request, role, model, key.gpus, domain, trained=trained, known=known)
+        space = role_layouts(request, role, model, key.gpus, domain, known)
         if not any(role in reason for reason in space.dropped):
             self.layouts[name] = space
         elif not own:

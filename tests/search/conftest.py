@@ -138,8 +138,7 @@ def _unlimited(
             for layout in rollout_layouts(request, models.actor, gpus, group, shares=shares)
             for s in rollout_variants(request, layout, adapters=adapters, shares=shares)
         )
-    trained = role in ("actor", "critic")
-    space = role_layouts(request, role, models.of(role), gpus, domain_of(group), trained=trained)
+    space = role_layouts(request, role, models.of(role), gpus, domain_of(group))
     return tuple(
         s for x in space.layouts for s in role_variants(request, role, x, beside_actor=beside, shares=shares)
     )

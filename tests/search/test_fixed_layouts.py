@@ -44,7 +44,7 @@ def parts(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def offered(asked: Request, gpus: int) -> list[Layout]:
     """One layout of every shape of the actor on so many GPUs."""
-    shapes = role_layouts(asked, "actor", MODELS.actor, gpus, 8, trained=True).shapes
+    shapes = role_layouts(asked, "actor", MODELS.actor, gpus, 8).shapes
     return list({tuple(typed(s.layouts[0]).values()): s.layouts[0] for s in shapes}.values())
 
 
@@ -102,7 +102,7 @@ def test_shards_of_a_small_pool_need_not_divide_the_whole_cluster() -> None:
 def test_packs_of_scoring_passes_alone_leave_those_of_training_open() -> None:
     asked = request(actor={"score_pack_tokens": 8192})
     check_layout(asked, MODELS, "actor", asked.fix["actor"])
-    layouts = list(role_layouts(asked, "actor", MODELS.actor, POOL, 8, trained=True).layouts)
+    layouts = list(role_layouts(asked, "actor", MODELS.actor, POOL, 8).layouts)
     assert {x.score_pack_tokens for x in layouts} == {8192}
     assert len({x.pack_tokens for x in layouts}) > 1
 

@@ -39,10 +39,10 @@ def request(backend: Backend = "deepspeed", **changes: object) -> Request:
 
 
 @pytest.mark.parametrize("backend", list(BACKENDS))
-@pytest.mark.parametrize("trained", [True, False])
-def test_every_layout_fills_the_pool_and_runs_on_the_backend(backend: Backend, trained: bool) -> None:
+@pytest.mark.parametrize("role", ["actor", "reference"])
+def test_every_layout_fills_the_pool_and_runs_on_the_backend(backend: Backend, role: str) -> None:
     asked = replace(request(backend), framework=ANY)
-    space = role_layouts(asked, "actor", MODEL, 16, 8, trained=trained)
+    space = role_layouts(asked, role, MODEL, 16, 8)
     assert list(space.layouts)
     for layout in space.layouts:
         assert layout.gpus == 16
@@ -51,7 +51,7 @@ def test_every_layout_fills_the_pool_and_runs_on_the_backend(backend: Backend, t
 
 
 def test_deepspeed_offers_zero_alone_autotp_a_pipeline_or_both() -> None:
-    space = role_layouts(request(), "actor", MODEL, 16, 8, trained=True)
+    space = role_layouts(request(), "actor", MODEL, 16, 8)
     shapes = {(s.tp, s.pp, s.zero) for s in space.layouts}
     assert {(1, 1, 1), (1, 1, 2), (1, 1, 3), (2, 1, 1), (2, 1, 2), (8, 1, 2), (1, 4, 1)} <= shapes
     assert (4, 2, 1) in shapes
@@ -61,20 +61,18 @@ def test_deepspeed_offers_zero_alone_autotp_a_pipeline_or_both() -> None:
 
 def test_a_fixed_field_is_the_only_one_tried() -> None:
     fixed = request("megatron", fix={"actor": {"tp": 4, "pp": 2, "cp": 1, "recompute": "full"}})
-    space = role_layouts(fixed, "actor", MODEL, 16, 8, trained=True)
+    space = role_layouts(fixed, "actor", MODEL, 16, 8)
     assert {(s.tp, s.pp, s.dp, s.recompute) for s in space.layouts} == {(4, 2, 2, "full")}
 
 
 def test_forbidding_offload_and_recompute_leaves_neither() -> None:
-    space = role_layouts(
-        request(forbid=frozenset({"offload", "recompute"})), "actor", MODEL, 16, 8, trained=True
-    )
+    space = role_layouts(request(forbid=frozenset({"offload", "recompute"})), "actor", MODEL, 16, 8)
     assert {(s.offload_optimizer, s.recompute) for s in space.layouts} == {("none", "none")}
 
 
 def test_a_share_of_the_optimizer_goes_to_the_host_where_the_framework_runs_it() -> None:
     def shares(asked: Request) -> set[float]:
-        space = role_layouts(asked, "actor", MODEL, 16, 8, trained=True)
+        space = role_layouts(asked, "actor", MODEL, 16, 8)
         return {s.offload_fraction for s in space.layouts}
 
     assert shares(request("megatron", framework="verl")) == {*OPTIMIZER_SHARES, 1.0}
@@ -89,7 +87,7 @@ def test_a_share_of_the_optimizer_goes_to_the_host_where_the_framework_runs_it()
 
 def test_copies_of_shards_stay_inside_nodes_and_leave_the_network_to_gradients() -> None:
     def shards(asked: Request, gpus: int) -> set[int | None]:
-        space = role_layouts(asked, "actor", MODEL, gpus, 8, trained=True)
+        space = role_layouts(asked, "actor", MODEL, gpus, 8)
         return {s.shards for s in space.layouts}
 
     assert shards(request("fsdp2"), 16) == {None, 8}
@@ -105,7 +103,7 @@ def test_copies_of_shards_stay_inside_nodes_and_leave_the_network_to_gradients()
 def test_a_share_of_the_optimizer_on_the_host_can_be_asked_for() -> None:
     limit = limit_of("actor.offload_fraction=0.5", "--fix")
     asked = request("megatron", framework="verl", limits=(limit,))
-    space = role_layouts(asked, "actor", MODEL, 8, 8, trained=True)
+    space = role_layouts(asked, "actor", MODEL, 8, 8)
     options = [r for x in space.layouts for r in role_variants(asked, "actor", x)]
     kept = {r.layout.offload_fraction for r in options if not broken_limit(asked, "actor", r)}
     assert kept == {0.5}
@@ -134,7 +132,7 @@ def test_half_of_the_optimizer_on_the_host_beats_all_and_none_of_it() -> None:
 
 def test_more_ranks_than_sequences_is_refused_with_the_reason() -> None:
     small = request(workload=Workload(model="8b", prompts=8))
-    space = role_layouts(small, "actor", MODEL, 16, 8, trained=True)
+    space = role_layouts(small, "actor", MODEL, 16, 8)
     assert all(x.dp * x.micro_batch <= 8 for x in space.layouts)
     assert any("too few sequences" in reason and n for reason, n in space.dropped.items())
 
@@ -149,7 +147,7 @@ def test_rollout_tp_divides_heads_and_stays_in_a_node() -> None:
 def test_61_layers_get_uneven_pipelines_in_powers_of_two() -> None:
     model = resolve_model("deepseek-v3")
     wide = request("megatron", workload=Workload(model="deepseek-v3"), cluster=parse_cluster(64, "h100"))
-    space = role_layouts(wide, "actor", model, 64, 8, trained=True)
+    space = role_layouts(wide, "actor", model, 64, 8)
     assert {x.pp for x in space.layouts} == {1, 2, 4, 8, 16}
     group = wide.cluster.node_group
     assert {x.pp for x in rollout_layouts(replace(wide, framework=ANY), model, 64, group)} == {1, 2, 4, 8}
@@ -200,7 +198,7 @@ def test_fsdp2_offloads_weights_with_the_optimizer_under_stage_3() -> None:
     cluster = parse_cluster(2, "h800")
     request = Request(cluster=cluster, workload=Workload(algorithm="grpo"), backend="fsdp2", framework="verl")
     model = resolve_model("14b")
-    found = role_layouts(request, "actor", model, 2, 2, trained=True)
+    found = role_layouts(request, "actor", model, 2, 2)
     away = [x for x in found.layouts if x.offload_optimizer == "cpu"]
     assert away
     assert all(x.offload_params == "cpu" and x.zero == 3 for x in away)
@@ -211,7 +209,7 @@ def test_a_framework_that_always_shards_has_layouts_on_one_gpu() -> None:
         request = Request(
             cluster=parse_cluster(gpus, "h100"), workload=Workload(), backend="fsdp2", framework=framework
         )
-        found = role_layouts(request, "actor", resolve_model("3b"), gpus, gpus, trained=True)
+        found = role_layouts(request, "actor", resolve_model("3b"), gpus, gpus)
         return {x.zero for x in found.layouts if x.tp == tp and x.offload_params == "none"}
 
     assert stages("verl", 1, 1) == {2, 3}
@@ -240,26 +238,26 @@ def test_like_roles_share_their_layouts_unless_a_wish_or_a_refusal_names_one() -
         actor, critic = (
             tables.space(asked, models, PriceKey(hardware=0, gpus=16, role=s)) for s in ("actor", "critic")
         )
-        own = role_layouts(asked, "critic", models.of("critic"), 16, 8, trained=True)
+        own = role_layouts(asked, "critic", models.of("critic"), 16, 8)
         assert (actor is critic) is shared
         assert critic == own
 
 
 def test_layouts_are_counted_without_being_made_and_their_shapes_are_shared() -> None:
     asked, known = request("megatron"), dict[ModelCut, Shapes]()
-    spaces = [role_layouts(asked, "actor", MODEL, gpus, 8, trained=True, known=known) for gpus in (64, 128)]
+    spaces = [role_layouts(asked, "actor", MODEL, gpus, 8, known) for gpus in (64, 128)]
     for space in spaces:
         homes = Counter((x.offload_optimizer, x.offload_params, x.zero) for x in space.layouts)
         assert homes
         assert space.homes == homes
-    plain = role_layouts(asked, "actor", MODEL, 128, 8, trained=True)
+    plain = role_layouts(asked, "actor", MODEL, 128, 8)
     assert list(plain.layouts) == list(spaces[1].layouts)
     assert {id(b.shapes) for b in spaces[0].blocks} & {id(b.shapes) for b in spaces[1].blocks}
 
 
 @pytest.mark.parametrize("backend", ["megatron", "deepspeed", "fsdp2"])
 def test_columns_of_shapes_are_those_of_their_layouts(backend: str) -> None:
-    space = role_layouts(request(backend), "actor", MODEL, 32, 8, trained=True)
+    space = role_layouts(request(backend), "actor", MODEL, 32, 8)
     whole, made = columns_of_shapes(list(space.shapes)), columns_of(space.layouts)
     assert len(whole) == len(made) > 40
     assert set(whole.gpus.tolist()) == {32}
@@ -284,7 +282,7 @@ def test_a_layout_of_several_teachers_is_one_that_each_can_have() -> None:
     asked = replace(request("megatron"), framework=ANY)
 
     def layouts(model: ModelSpec) -> set[tuple[int, int, int]]:
-        space = role_layouts(asked, "reference", model, 16, 8, trained=False)
+        space = role_layouts(asked, "reference", model, 16, 8)
         return {(x.tp, x.pp, x.ep) for x in space.layouts}
 
     both = layouts(replace(dense, others=(experts,)))

@@ -77,7 +77,7 @@ def test_context_parallelism_competes_at_any_length_with_whole_chunks() -> None:
     def degrees(length: float) -> set[int]:
         work = replace(UNEVEN, prompt_len=Fixed(value=length / 2), response_len=Fixed(value=length / 2))
         asked = request(work, backend="megatron")
-        space = role_layouts(asked, "actor", model, 8, 8, trained=True)
+        space = role_layouts(asked, "actor", model, 8, 8)
         return {x.cp for x in space.layouts}
 
     assert degrees(2048) == {1, 2, 4, 8}
