@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from executor.coordination.manifest import write_synced
-from executor.machine.facts import libraries
+from executor.machine.facts import gpu_names, libraries
 from executor.settings import Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.outputs import sweep, write_atomically
@@ -229,7 +229,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, cores and memory; no host name and no path."""
+    """Versions, cores, memory and GPUs of the driver's node; no host name and no path."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
@@ -239,5 +239,5 @@ def environment() -> dict[str, Any]:
         ),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "devices": [],
+        "devices": gpu_names(),
     }

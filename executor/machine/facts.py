@@ -122,6 +122,11 @@ def read(out: Path, visible: str | None) -> Facts:
     )
 
 
+def gpu_names() -> list[str]:
+    """Names of the GPUs of this node that this process may use; none where no driver answers."""
+    return [gpu.name for gpu in _gpus(_said(QUERY), os.environ.get("CUDA_VISIBLE_DEVICES"))[1]]
+
+
 def libraries(*names: str) -> dict[str, str]:
     """Versions of those libraries that are installed, vLLM also under its name for CPUs alone."""
     return {name: found for name in names if (found := installed_version(name, f"{name}-cpu", missing=""))}

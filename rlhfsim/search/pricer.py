@@ -186,9 +186,9 @@ class Pricer:
         enough."""
         if self._whole:
             return self._whole[0].prepare(keys)
-        wanted = {k for k in keys if k not in self._tables}
+        wanted = sorted({k for k in keys if k not in self._tables})  # the same in every process
         self._tables |= {k: t for k in wanted if (t := self._shared.tables(k).get(k)) is not None}
-        missing = sorted(wanted - self._tables.keys())
+        missing = [k for k in wanted if k not in self._tables]
         pools = [list(batch) for _, batch in groupby(missing, key=lambda k: (k.hardware, k.gpus))]
         largest_first = sorted(pools, key=lambda batch: (-len(batch), -batch[0].gpus))
         few = sum(self.legal(key) for key in missing if key.role != "rollout") <= FEW
@@ -200,9 +200,9 @@ class Pricer:
         for tables in mapped(self._priced, batches, told):
             for table in tables:
                 self._tables[table.key] = self._shared.tables(table.key)[table.key] = table
-        clock.spend(sum(self._tables[key].legal for key in wanted & self._tables.keys()))
+        clock.spend(sum(self._tables[key].legal for key in wanted if key in self._tables))
         self._runs.clear()  # few are priced again, and they are as many as layouts
-        return wanted <= self._tables.keys()
+        return self._tables.keys() >= set(wanted)
 
     def _priced(self, pools: Sequence[Sequence[PriceKey]]) -> list[OptionTable]:
         """The roles of as many numbers of GPUs as there is time for, those of one name together."""

@@ -129,9 +129,9 @@ class Simulation:
     staleness: tuple[float, float] | None = None
     """Weight versions between generation and training, mean and most; None: synchronous."""
     rejected: float = 0.0
+    """Share of the response tokens that was thrown away because it was too old."""
     lent: float = 0.0
     """Share of the time in which the trainer's GPUs generate."""
-    """Share of the response tokens that was thrown away because it was too old."""
     queue: Level | None = None
     """Finished samples that wait for the trainer; None: synchronous."""
     goodput: GoodputSummary | None = None

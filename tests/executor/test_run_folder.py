@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from executor.coordination.run_folder import RunFiles, environment, occupy, settings_hash, write_inputs
+from executor.machine import facts
 from executor.settings import Optimizer, RewardRule, Settings, Tracking
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.specs.loading import load
 
+NVIDIA_SMI = (Path(__file__).parent / "recorded" / "nvidia_smi.xml").read_text()
 SETTINGS = Settings(
     model="some/folder",
     rewards=(RewardRule(kind="format", pattern="<a>\\d+</a>", weight=0.5), RewardRule(kind="answer")),
@@ -133,14 +135,16 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, plan: Plan) -> None:
         pass
 
 
-def test_the_environment_names_versions_and_no_host() -> None:
+def test_the_environment_names_versions_and_gpus_and_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_said", lambda _: NVIDIA_SMI)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     found = environment()
     assert found["libraries"]["numpy"]
     assert found["libraries"]["torch"].startswith("2.")
     assert found["libraries"]["vllm"]
     assert found["cores"] >= 1
     assert found["memory_bytes"] > 2**20
-    assert found["devices"] == []
+    assert found["devices"] == [facts.parse_query(NVIDIA_SMI)[1][1].name]
     assert platform.node() not in json.dumps(found).split('"')
 
 

@@ -191,6 +191,19 @@ def test_where_time_is_up_all_roles_of_a_number_of_gpus_are_priced_or_none(
     assert {key for key in keys if pricer.has(key)} == {key for key in keys if key.gpus in (16, 8)}
 
 
+def test_roles_that_were_priced_before_come_in_one_order_in_every_process() -> None:
+    """What they refuse is printed in that order; that of a set is another under every hash seed."""
+    workload, shared = Workload(model="8b", algorithm="grpo"), SearchCache()
+    asked = Request(cluster=parse_cluster(8, "h100"), workload=workload, backend="fsdp2")
+    keys = [
+        PriceKey(hardware=0, gpus=gpus, role=role) for gpus in (8, 2, 4) for role in ("reference", "actor")
+    ]
+    for _ in range(2):
+        pricer = Pricer(asked, models_of(workload), shared)
+        pricer.prepare(keys)
+    assert list(pricer._tables) == sorted(keys)
+
+
 def test_options_of_a_rollout_that_is_not_priced_are_counted_once(monkeypatch):
     workload = Workload(model="8b", algorithm="grpo")
     asked = Request(cluster=parse_cluster(8, "h100"), workload=workload, backend="fsdp2")
