@@ -37,7 +37,7 @@ from rlhfsim.what_if.risk.step import law_of, probability_faster
 from rlhfsim.what_if.rivals import Rival, Rivals, Searched, of_parts_that_ran
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 from rlhfsim.what_if.usual_trainer import beside, trained, with_trainer
-from rlhfsim.what_if.verdict import rules_broken
+from rlhfsim.what_if.verdict import contradictions, rules_broken
 from rlhfsim.what_if.why_not import Alternative, WhyNot, missing, nearest, why_not
 
 FORKED = 80_000
@@ -289,7 +289,8 @@ def unfit(answer: Design, typed: Mapping[str, str] | None = None) -> Design:
     `typed`: see `remedies`.
     """
     request, timely = answer.request, not clock.over()  # what would fit takes searches of its own
-    near = _nearest(request) if timely and answer.certificate.space else None
+    possible = answer.certificate.space and not any(contradictions(request))
+    near = _nearest(request) if timely and possible else None
     refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)
     helps = remedies(request, typed) if timely else ()
     return replace(

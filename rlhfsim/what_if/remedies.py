@@ -26,7 +26,7 @@ from rlhfsim.units import format
 from rlhfsim.what_if.engine import Question, good, variants
 from rlhfsim.what_if.estimate import planned, priced_placement
 from rlhfsim.what_if.points import Change, Point, asking, first_of_each, on_gpus, on_larger, points, setting
-from rlhfsim.what_if.verdict import check_plan, check_question, put_to
+from rlhfsim.what_if.verdict import check_plan, check_question, contradictions, put_to
 
 MORE_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -92,6 +92,8 @@ def fitting(question: Question) -> Point[Candidate] | None:
     try:
         check_question(question.request)
     except RlhfsimError:
+        return None
+    if any(contradictions(question.request)):
         return None
     axis = (asking(workload=work) for work in variants(question.request))
     return next(points(question, axis, good), None)

@@ -6,7 +6,7 @@ left fits, or does not by pool, phase and bytes (exit code 1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -232,6 +232,8 @@ def _to_leave_out(request: Request) -> Iterator[str]:
 
 CUT = ("tp", "pp", "cp", "ep", "etp")
 """Degrees that cut a model, as `--fix` names them."""
+PACKED, COUNTED = ("pack_tokens", "score_pack_tokens"), ("micro_batch", "score_micro_batch")
+"""Sizes of a micro-batch in tokens, and in samples."""
 
 
 def rules_broken(request: Request) -> Iterator[str]:
@@ -239,7 +241,7 @@ def rules_broken(request: Request) -> Iterator[str]:
     runs = request.runs
     if runs is None:
         return
-    yield from _one_key(request, runs)
+    yield from contradictions(request)
     moved = runs.says.sharing.between.get("actor", ("stays",))
     if runs.says.moves_with and "stays" not in moved and "offload" in request.left_out:
         states = "weights and optimizer states" if moved == ("leaves",) else "optimizer states"
@@ -250,13 +252,26 @@ def rules_broken(request: Request) -> Iterator[str]:
         )
 
 
-def _one_key(request: Request, runs: Runs) -> Iterator[str]:
-    """Degrees that are fixed differently for roles whose models one key cuts."""
-    for same in runs.says.alike(request.backend):
+def contradictions(request: Request) -> Iterator[str]:
+    """Values that are fixed for roles of which one key of the framework says the same, a sentence each."""
+    if request.runs is None:
+        return
+    for same in request.runs.says.alike(request.backend):
+        fixed = {role: request.fix.get(role, {}) for role in same.roles}
+        one = f"one {'process' if same.aspect == 'groups' else 'key'} of {request.runs.title}"
         for degree in CUT if same.aspect in ("cut", "groups") else ():
-            fixed = {role: request.fix.get(role, {}).get(degree) for role in same.roles}
-            given = {role: value for role, value in fixed.items() if value is not None}
+            given = {role: values[degree] for role, values in fixed.items() if degree in values}
             if len(set(given.values())) > 1:
                 roles, asked = " and ".join(given), (f"{role}.{degree}={v}" for role, v in given.items())
-                one = f"one {'key' if same.aspect == 'cut' else 'process'} of {runs.title}"
                 yield f"{one} has {degree} for {roles}: {', '.join(asked)} cannot be told"
+        if same.aspect in ("scoring", "training"):
+            tokens, samples = (next(_sizes(fixed, names), None) for names in (PACKED, COUNTED))
+            if tokens and samples:
+                roles = ", ".join(same.roles)
+                yield f"{one} sizes micro-batches of {roles}: {tokens} is in tokens, {samples} in samples"
+
+
+def _sizes(fixed: Mapping[str, Mapping[str, int | str]], names: Collection[str]) -> Iterator[str]:
+    """What is fixed of some roles under some names, but for single samples, which packs are too."""
+    for role, values in fixed.items():
+        yield from (f"{role}.{name}={v}" for name, v in values.items() if name in names and int(v) > 1)

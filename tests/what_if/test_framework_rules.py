@@ -12,6 +12,8 @@ from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import design
+from rlhfsim.what_if.engine import Question
+from rlhfsim.what_if.remedies import fitting
 from rlhfsim.what_if.verdict import rules_broken
 
 WORK = Workload(
@@ -65,3 +67,22 @@ def test_the_reason_stands_where_nothing_fits() -> None:
     found = design(request("skyrl", gpus=1, forbid=frozenset({"offload"})), explain=False)
     assert found.chosen is None
     assert "SkyRL moves" in str(found.shortage)
+
+
+def test_micro_batches_that_one_key_sizes_are_all_in_tokens_or_all_in_samples() -> None:
+    fix: dict[str, dict[str, int | str]] = {"actor": {"pack_tokens": 8192}, "reference": {"micro_batch": 2}}
+    asked = request("nemo-rl", fix=fix)
+    [rule] = rules_broken(asked)
+    assert "actor.pack_tokens=8192 is in tokens, reference.micro_batch=2 in samples" in rule
+    assert not list(rules_broken(request("nemo-rl", fix=fix | {"reference": {"micro_batch": 1}})))
+    assert not list(rules_broken(request("verl", fix=fix)))
+    unfit = design(asked)
+    assert unfit.rejected_by == rule
+    assert unfit.nearest is None
+    assert unfit.remedies[0].change.startswith("without --fix")
+
+
+def test_no_search_looks_for_a_plan_that_one_key_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    fix: dict[str, dict[str, int | str]] = {"actor": {"tp": 2}, "reference": {"tp": 4}}
+    monkeypatch.setattr("rlhfsim.what_if.remedies.good", lambda _: pytest.fail("searched"))
+    assert fitting(Question(request=request("slime", fix=fix))) is None
