@@ -9,11 +9,11 @@ import io
 from pathlib import Path
 
 from rich.console import Console
-from rlhfsim.present.terminal.first_screen import show
 
 import rlhfsim
 from rlhfsim.present.answers.design import page
 from rlhfsim.present.answers.design_details import Extras
+from rlhfsim.present.terminal.page import show
 from rlhfsim.what_if.risk.choice import chances
 
 PICTURE = Path(__file__).parent / "img" / "design.svg"

@@ -79,18 +79,7 @@ def _step_and_back(workers: WorkerGroups, loop: Loop, before: list[Sample], fold
     limit = workers.job.settings.logprob_tolerance
     workers.save(folder)
     say("state saved")
-    # rewards that differ within every group, so that there is something to learn; all calls' results
-    rewarded = [
-        replace(
-            s,
-            reward=float(i % 2),
-            old_logprobs=s.rollout_logprobs,
-            reference_logprobs=s.rollout_logprobs,
-            values=np.zeros(s.num_tokens, np.float32),
-        )
-        for i, s in enumerate(before)
-    ]
-    learned = loop.learn(CHECK, rewarded)
+    learned = loop.learn(CHECK, _rewarded(before))
     sent = learned.transfer.bytes if learned.transfer else 0
     say(f"one training step and sync: {sent:,} bytes, checksums equal")
     second = agreement(workers, _samples(workers, loop))
@@ -119,6 +108,20 @@ def _samples(workers: WorkerGroups, loop: Loop) -> list[Sample]:
     requests = loop.prompter.requests(0)[: max(PROMPTS * loop.workload.samples, workers.most_ranks)]
     done = workers.generate([replace(r, max_tokens=min(r.max_tokens, 32)) for r in requests], CHECK)
     return [loop.prompter.sample(c) for c in done]
+
+
+def _rewarded(samples: list[Sample]) -> list[Sample]:
+    """Rewards that differ within every group, so that there is something to learn; all calls' results."""
+    return [
+        replace(
+            s,
+            reward=float(i % 2),
+            old_logprobs=s.rollout_logprobs,
+            reference_logprobs=s.rollout_logprobs,
+            values=np.zeros(s.num_tokens, np.float32),
+        )
+        for i, s in enumerate(samples)
+    ]
 
 
 def _refuse(gap: LogprobAgreement, limit: float, what: str) -> None:

@@ -106,7 +106,7 @@ def test_other_roles_have_the_dispatcher_of_the_actor_and_limits_name_it() -> No
     )
     models = models_of(request.workload)
     for role, dispatcher in (("actor", "deepep"), ("reference", "deepep"), ("critic", "alltoall")):
-        space = role_layouts(request, role, models.of(role), 16, 8, trained=role != "reference")
+        space = role_layouts(request, role, models.of(role), 16, 8)
         assert {x.dispatcher for x in space.layouts} == {dispatcher}
     fixed, _ = constraints(["actor.dispatcher=deepep,actor.ep_overlap=yes"])
     assert fixed == {"actor": {"dispatcher": "deepep", "ep_overlap": True}}

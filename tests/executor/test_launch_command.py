@@ -182,7 +182,7 @@ def test_a_run_is_compared_with_the_plan_of_its_folder_which_has_own_parts(
     monkeypatch.setattr("executor.launch.launch", lambda *of: outcome)
     monkeypatch.setattr(launch_module, "look", lambda *of: [])
     options = LaunchOptions(out=tmp_path, dry_run=True)
-    launch_module.launched(given, Settings(), options, as_json=True)
+    launch_module.run(given, Settings(), options, as_json=True)
     phases = {row["name"]: row for row in json.loads(capsys.readouterr().out)["phases"]}
     assert phases["custom.filter"]["predicted_s"] == 7.0
 

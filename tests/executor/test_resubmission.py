@@ -79,7 +79,7 @@ def _save(run: Any, done: int, state: str, rows: list[Any]) -> None:
     progress = checkpoints.RunProgress(
         iteration=done, weight_version=done, data_position={}, rng={"state": state}, metrics=tuple(rows)
     )
-    checkpoints.save(run.files.checkpoints, progress, owner, write, keep=2)
+    checkpoints.begin(run.files.checkpoints, progress, owner, write, keep=2)()
 
 
 @pytest.fixture

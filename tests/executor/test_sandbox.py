@@ -469,7 +469,7 @@ def test_it_works_as_a_normal_user_too(mode: str, tmp_path: Path) -> None:
     source = Path(isolation.__file__).resolve().parents[2]
     for name in ("executor/rewards", "rlhfsim"):
         (package / name).mkdir(parents=True)
-    for name in ("executor/__init__.py", "executor/rewards/*.py", "rlhfsim/errors.py"):
+    for name in ("executor/__init__.py", "executor/rewards/*.py", "rlhfsim/errors.py", "rlhfsim/frozen.py"):
         for path in source.glob(name):
             shutil.copy(path, package / path.relative_to(source))
     (package / "rlhfsim/__init__.py").touch()

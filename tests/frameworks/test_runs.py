@@ -278,7 +278,7 @@ def test_design_offers_our_pipelines_only_for_models_that_they_cut() -> None:
     mixtral = resolve_model("mixtral-8x7b")
     request = Request(cluster=parse_cluster(gpus=16), workload=Workload(model="mixtral-8x7b"))
     for asked, stages in ((request, {1}), (replace(request, framework="any"), {1, 2, 4, 8, 16})):
-        space = role_layouts(asked, "actor", mixtral, 16, 8, trained=True)
+        space = role_layouts(asked, "actor", mixtral, 16, 8)
         assert {layout.pp for layout in space.layouts} == stages
 
 

@@ -79,7 +79,7 @@ def drawn(name: str, seed: int) -> PricedPlacement:
     gpus = sum(group.gpus for group in asked.cluster.node_groups)
     apart = gpus // 2 if rng.random() < 0.4 else 0
     model, group = resolve_model(work.model), asked.cluster.node_groups[0]
-    space = role_layouts(asked, "actor", model, gpus - apart, group.gpus_per_node, trained=True)
+    space = role_layouts(asked, "actor", model, gpus - apart, group.gpus_per_node)
     shapes = [shape.layouts for shape in space.shapes]
     rollouts = rollout_layouts(asked, model, apart or gpus, group, shares=not apart)
     if not shapes or not rollouts:
