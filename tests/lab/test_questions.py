@@ -13,7 +13,7 @@ from lab.questions.ask import Answered, _wrong, ask_here
 from lab.questions.draw import small
 from rlhfsim.search import clock
 
-QUESTIONS, ALWAYS, PER_TEST, SEED = 300, 100, 50, 1
+QUESTIONS, ALWAYS, PER_TEST, SEED = 300, 50, 50, 1
 """All of them with -m long: each takes over half a second."""
 WORK = 2_000
 """Options that a search prices."""
