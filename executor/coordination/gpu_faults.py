@@ -53,7 +53,7 @@ FAULTS = (
     GpuFault(
         "host-memory-not-pinned",
         r"host memory is not pinned",
-        "copies beside the host need pinned memory",
+        "copies to the host in the background need pinned memory",
         "rlhfsim check-machine shows limits and free host memory: raise them, or design without offload",
         again=True,
     ),

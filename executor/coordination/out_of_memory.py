@@ -75,7 +75,7 @@ def out_of_memory(
         before = f"before the run {held}; "
         advice = (
             "end those processes or leave their GPUs out (CUDA_VISIBLE_DEVICES): the plan reckons with "
-            f"all of this memory; or beside them: {REMEDY}"
+            f"all of this memory; or next to them: {REMEDY}"
         )
     what = f"{part} ran out of memory in {phase}; {before}the plan {where} {total} of {capacity}: {listed}"
     return _stop(what, advice)

@@ -158,7 +158,7 @@ class Saver:
     def _failed(self, reason: str) -> None:
         self.failures, self.again = self.failures + 1, True
         self.say(
-            f"the checkpoint of iteration {self._iteration} was not written beside the steps: {reason}; "
+            f"the checkpoint of iteration {self._iteration} was not written in the background: {reason}; "
             "older ones remain, and the next iteration saves in the foreground"
         )
 

@@ -210,7 +210,7 @@ def _column(data: Data, setting: str, first: Row, taken: Iterable[str], say: Say
     if names[:2] == ["instruction", "input"]:
         raise RlhfsimError(
             "data-column",
-            "a question stands in two columns, 'instruction' and 'input'",
+            "a question is in two columns, 'instruction' and 'input'",
             place=Place(file=str(data.path)),
             help="write both into one column, or name one with data.prompt_column: the other would be lost",
         )

@@ -49,7 +49,7 @@ def tokenizer_of(folder: str | Path) -> Path:
         raise RlhfsimError(
             "no-tokenizer",
             f"{str(folder)!r} has no {TOKENIZER}",
-            help="save a fast tokenizer beside the weights: "
+            help="save a fast tokenizer next to the weights: "
             "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
         )
     return path
@@ -145,7 +145,7 @@ def _chat(folder: Path) -> Any:
             "data.chat_template is set, but the tokenizer has no template",
             place=Place(file=str(folder)),
             help="set data.chat_template: false, "
-            "or save the tokenizer of an instruct model beside the weights",
+            "or save the tokenizer of an instruct model next to the weights",
         )
     return tokenizer
 

@@ -31,7 +31,7 @@ Examples:
 @click.argument("file", type=FILE)
 @option("--to", OneOf("framework", exporters()), f"{', '.join(exporters())}.", required=True)
 @option("--version", str, "Release of the framework, such as verl 0.8.0; default: the newest that is known.")
-@option("--with manager", OneOf("manager", MANAGERS), "Job of a cluster beside the script: slurm, skypilot.")
+@option("--with manager", OneOf("manager", MANAGERS), "Also write the job of a cluster: slurm, skypilot.")
 @option("--out", NewFolder(), "New folder for the files.", required=True, metavar="FOLDER")
 @json_option
 def export(file: Path, to: str, version: str | None, manager: str | None, out: Path, **_: Any) -> Told:

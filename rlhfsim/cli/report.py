@@ -136,7 +136,7 @@ def _page(source: Path, compare: Path | None, given: Given) -> Page:
     if compare is not None:
         if kind != PLAN_SCHEMA:
             raise bad_option(
-                "--compare stands beside a plan",
+                "--compare goes with a plan",
                 "as in rlhfsim report plan.json --compare runs/a; a run alone: rlhfsim report runs/a",
             )
         plan, run = shlex.quote(str(source)), shlex.quote(str(compare))

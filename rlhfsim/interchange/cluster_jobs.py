@@ -90,8 +90,8 @@ def shape_of(plan: Plan, *, ray: bool) -> JobShape:
     if own.gpus > each or train.gpus % each:
         raise RlhfsimError(
             "engine-over-nodes",
-            f"a rollout of {own.gpus} GPUs beside {train.gpus} that train is not one whole node of {each} "
-            "beside others, and without Ray one process serves it",
+            f"a rollout of {own.gpus} GPUs next to {train.gpus} that train is not one whole node of {each} "
+            "apart from others, and without Ray one process serves it",
             help="leave out --with, or design with a rollout pool of one node",
         )
     return JobShape(nodes=nodes, gpus=each, trainers=train.gpus // each, engine=True)
@@ -120,7 +120,7 @@ def job(
 
 # --- Slurm ----------------------------------------------------------------------------------------------
 
-_ON = """on() { # NODE COMMAND...: one task on one node, with all its CPUs, beside other steps
+_ON = """on() { # NODE COMMAND...: one task on one node, with all its CPUs, while other steps run
     srun --overlap --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --nodelist="$1" "${@:2}"
 }
 address() { getent ahostsv4 "$1" | awk 'NR == 1 { print $1 }'; }"""

@@ -380,7 +380,7 @@ def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mappin
         lines += [f"- {markdown_text(unsaid.sentence)}." for unsaid in written.unsaid]
     else:
         lines.append(f"{title} is told all of this plan.")
-    lines += ["", "Written from `plan.json` (beside this page) by `rlhfsim export`."]
+    lines += ["", "Written from `plan.json` (next to this page) by `rlhfsim export`."]
     read = name in resources.frameworks_with("logs")
     if read and not way.timed(plan):
         lines.append("Its log prints no time of a step, so nothing of the run can be held against this page.")

@@ -125,7 +125,7 @@ CAUSES = {
         "waiting", "no call works, or ranks and stages wait for each other", "waiting", "waiting"
     ),
     "order": CauseWords(
-        "order", "calls run beside each other in one of the two only", "order", "the order of calls"
+        "order", "calls run at the same time in one of the two only", "order", "the order of calls"
     ),
 }
 CALLS = {

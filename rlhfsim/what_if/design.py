@@ -359,7 +359,7 @@ def _reasons(
         yield f"{best_name(request.objective)} sums the gradients of {its:,} micro-batches in BF16, {other}"
     if close and ours > BF16_SUMS[0]:
         yield (
-            f"the gradients of {ours:,} micro-batches are summed in BF16, which drops what is small beside "
+            f"the gradients of {ours:,} micro-batches are summed in BF16, which drops what is small next to "
             "the sum: --mini-batches, more GPUs or another backend make them fewer"
         )
     risk = chosen.prediction.probability_out_of_memory

@@ -147,7 +147,7 @@ def test_the_page_of_a_run_names_the_run_as_it_was_given(
 
 def test_compare_needs_a_plan_and_a_run_of_it(plan: Path, tmp_path: Path) -> None:
     (tmp_path / "w.json").write_text('{"schema": "rlhfsim.whatif/1"}')
-    with pytest.raises(RlhfsimError, match="stands beside a plan"):
+    with pytest.raises(RlhfsimError, match="goes with a plan"):
         asked(tmp_path / "w.json", "--compare", plan.parent)
     with pytest.raises(RlhfsimError) as error:
         asked(plan, "--compare", plan.parent)

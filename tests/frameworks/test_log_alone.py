@@ -178,7 +178,7 @@ def test_memory_beyond_the_gpu_is_another_gpu_but_a_sleeping_pool_counts_twice(t
 
 
 def test_timers_that_exceed_their_step_ran_beside_it(tmp_path: Path) -> None:
-    with pytest.raises(RlhfsimError, match="something runs beside it"):
+    with pytest.raises(RlhfsimError, match="something runs at the same time"):
         read(log(tmp_path, **{"timing_s/step": 200.0}), gpu="h100")
 
 

@@ -66,7 +66,7 @@ def _added(text: str, new: Sequence[str], entries: Sequence[str]) -> str:
     if place is None:
         raise RlhfsimError(
             "fix-without-entry-point",
-            f"no entry point of the framework behind which {', '.join(new)} could stand",
+            f"no entry point of the framework after which {', '.join(new)} could be written",
             help="give the YAML file that the script names, or add these arguments by hand",
         )
     at = place.end()

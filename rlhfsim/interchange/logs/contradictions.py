@@ -175,7 +175,7 @@ def _sum(framework: Framework, run: RunDescription, steps: Steps, mapped: Mapped
     if timed > step * (1 + OVER):
         yield (
             f"the timers of a step add up to {units.format(timed, 's')}, the step takes "
-            f"{units.format(step, 's')}: something runs beside it",
+            f"{units.format(step, 's')}: something runs at the same time",
             "give the configuration of the asynchronous run with --config",
         )
 

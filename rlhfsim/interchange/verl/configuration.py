@@ -80,7 +80,7 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
     if isinstance(swap, int | float) and swap > 0:
         yield Finding(
             what=f"vLLM pins {swap:g} GiB of host memory a GPU to swap, {swap * run.gpus_per_node:g} GiB "
-            "a node, beside what is offloaded",
+            "a node, in addition to what is offloaded",
             keys=(f"{ROLL}.engine_kwargs.vllm.swap_space",),
             remedy="0 where nothing is swapped",
         )

@@ -59,7 +59,7 @@ def reward_settings(plan: Plan) -> Iterator[Setting]:
     yield Setting(REWARD_TP, placed.layout.tp, why)
     yield Setting(f"{ENGINE}.free_cache_engine", placed.residency == "offloaded")
     yield Setting(f"{ENGINE}.max_num_batched_tokens", _tokens(plan, placed))
-    why = "at most what the plan leaves beside the other roles"
+    why = "at most what the plan leaves next to the other roles"
     yield Setting(f"{ENGINE}.gpu_memory_utilization", _share(plan, placed.pool), why)
 
 

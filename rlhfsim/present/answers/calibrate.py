@@ -130,7 +130,7 @@ def coefficients(rows: Sequence[Calibrated]) -> TypedTable:
 
 
 def biases(rows: Sequence[Known]) -> TypedTable:
-    """What a framework's phases have in common: measured over priced seconds, beside the coefficients."""
+    """What a framework's phases have in common: measured over priced seconds, on top of the coefficients."""
     return table_of(
         "Biases",
         [row for row in rows if row.mode or not row.phase],
@@ -141,7 +141,7 @@ def biases(rows: Sequence[Known]) -> TypedTable:
         Column("P10-P90", lambda row: (row.factor.low, row.factor.high), ENDS),
         Column("runs", kind=COUNT),
         notes=(
-            "factor: measured over priced seconds, beside the coefficients; P10-P90 of a run not measured",
+            "factor: measured over priced seconds, on top of the coefficients; P10-P90 of a run not measured",
         ),
     )
 

@@ -47,7 +47,7 @@ def _checkpoint_text(plan: Plan) -> dict[str, str]:
     if not copies or not limit:
         return {}
     if beside(copies, plan.prediction.host_peak_bytes, limit):
-        return {"saving": f"{size(copies)} more of the node while a checkpoint is written beside the steps"}
+        return {"saving": f"{size(copies)} more of the node while a checkpoint is written in the background"}
     return {
         "saving": f"in the foreground: copies of {size(copies)} would take more than "
         f"{percent(CHECKPOINT_COPIES)} of the node's free host memory"

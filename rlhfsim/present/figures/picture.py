@@ -25,7 +25,7 @@ def picture(plan: Plan) -> Figure:
         + "; ".join(f"{g.title}: {', '.join(lane.name for lane in g.lanes)}" for g in groups),
         how="A column is a GPU, a row a role, a piece the GPUs that work together on one shard of its "
         "model (TP: tensor parallel; PP4: one of four pipeline stages, PP 2/4: the second). Below a role "
-        "stands its layout. Nodes that look the same are shown once.",
+        "is its layout. Nodes that look the same are shown once.",
     )
 
 

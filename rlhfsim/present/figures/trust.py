@@ -63,8 +63,8 @@ def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
         alt="Bars to both sides of the predicted step: "
         + "; ".join(f"{words.spoken(d.name)} {-d.down_s:+.3g} to {d.up_s:+.3g} s" for d in shown),
         how="How much the step moves when one coefficient is at the 10th or 90th percentile of what is "
-        "believed of it. Independent doubts add in squares, so a few decide. Values and sources stand under "
-        "Assumptions.",
+        "believed of it. Independent doubts add in squares, so a few decide. Values and sources are listed "
+        "under Assumptions.",
         plot=plots.spec(data, layout),
         table=table_of(
             "What each coefficient adds to the interval of the step",

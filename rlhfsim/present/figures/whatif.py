@@ -79,7 +79,7 @@ def pareto(result: WhatIf, table: TypedTable) -> Figure | None:
         how="Down and to the left is better. The star is the base; points on the dotted line are beaten by no"
         " other point in both time and money, hollow ones are."
         + (
-            f" Points that do other work stand in the table only ({len(fits) - len(known)})."
+            f" Points that do other work are in the table only ({len(fits) - len(known)})."
             if known != fits
             else ""
         ),

@@ -359,7 +359,7 @@ class Workload(Hashed):
             raise RlhfsimError(
                 "no-oversampling",
                 "oversampling needs a rollout, without environment and without dynamic sampling",
-                help="leave out one of the two; beside dynamic sampling give its gen_prompts",
+                help="leave out one of the two; with dynamic sampling give its gen_prompts",
             )
 
     def _check_dynamic_sampling(self, sampling: DynamicSampling) -> None:

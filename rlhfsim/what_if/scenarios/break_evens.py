@@ -27,8 +27,8 @@ FIGURES: dict[Of, tuple[str, units.Dimension]] = {
 """What is compared -> where it stands in a point, and its unit."""
 VERB = {"s": "takes", "usd": "costs"}
 STATES: tuple[State, ...] = ("less", "same", "more", "nothing")
-LONGER = ("less time than", "as long as", "longer than", "no time beside (neither fits)")
-DEARER = ("less than", "as much as", "more than", "nothing beside (neither fits)")
+LONGER = ("less time than", "as long as", "longer than", "no time to compare with (neither fits)")
+DEARER = ("less than", "as much as", "more than", "nothing to compare with (neither fits)")
 WORDS = {"s": dict(zip(STATES, LONGER, strict=True)), "usd": dict(zip(STATES, DEARER, strict=True))}
 DIGITS = 4
 """Digits of a crossing in words."""
