@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -191,3 +192,34 @@ OF = re.compile(r'^[ \t]*"""Of ', re.MULTILINE)
 def test_a_docstring_names_its_subject_first() -> None:
     files = (path for top in ("rlhfsim", "executor", "lab") for path in (ROOT / top).rglob("*.py"))
     assert not [str(path.relative_to(ROOT)) for path in files if OF.search(path.read_text())]
+
+
+DIALECT = re.compile(
+    r"\b(stands?(?!-in|-alone| in for)|stood|besides?|(is|are) known of|bec[ao]mes? of|door)\b", re.IGNORECASE
+)
+"""Words of this house, for which readers of English expect others."""
+CODE = re.compile(r"```.*?```|`[^`]*`|\{[^{}]*\}", re.DOTALL)
+"""What names things in a text: code of a page, names, and values of an f-string."""
+
+
+def prose(path: Path) -> Iterator[str]:
+    """What people read of a file: a page, or the comments and strings of more than a word of a module."""
+    if path.suffix == ".md":
+        yield path.read_text()
+        return
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string):
+                yield token.string
+
+
+def test_texts_are_plain_technical_english() -> None:
+    modules = (path for top in ("rlhfsim", "executor") for path in (ROOT / top).rglob("*.py"))
+    pages = (path for path in (*DOCS.rglob("*.md"), ROOT / "README.md") if path.name != "glossary.md")
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in (*modules, *pages)
+        for text in prose(path)
+        for match in DIALECT.finditer(CODE.sub("", text))
+    ]
+    assert not found, "\n".join(found)
