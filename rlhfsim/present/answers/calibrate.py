@@ -130,7 +130,7 @@ def coefficients(rows: Sequence[Calibrated]) -> TypedTable:
 
 
 def biases(rows: Sequence[Known]) -> TypedTable:
-    """What a framework's phases have in common: measured over priced seconds, beside the coefficients."""
+    """What a framework's phases have in common: measured over priced seconds, on top of the coefficients."""
     return table_of(
         "Biases",
         [row for row in rows if row.mode or not row.phase],
