@@ -111,7 +111,7 @@ def named_model(plan: Plan, settings: Settings) -> str:
 
 
 def model_folder(plan: Plan, settings: Settings) -> str:
-    """Where the policy's weights are; a config.json stands for its folder."""
+    """Where the policy's weights are; a config.json means its folder."""
     path = named_model(plan, settings)
     folder = Path(path).parent if Path(path).name == CONFIG else Path(path)
     # workers of another cluster have another working directory

@@ -70,7 +70,7 @@ def ended_before(files: RunFiles, job: Job, newest: checkpoints.Checkpoint) -> E
 
 
 def write_inputs(files: RunFiles, job: Job, contents: Mapping[str, str]) -> None:
-    """The emitted configuration of a run, beside its results."""
+    """The emitted configuration of a run, next to its results."""
     vllm = asdict(rollout_spec(job)) if job.plan.workload.generates else {}
     run_folder.write_inputs(
         files,

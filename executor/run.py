@@ -88,7 +88,7 @@ class Ended:
     trace: Trace
     rows: tuple[Row, ...]
     evaluations: Mapping[int, float]
-    """Iteration -> accuracy on held-out problems, or what stands for it."""
+    """Iteration -> accuracy on held-out problems, or what is used in its place."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 Finish = Literal["stop", "length"]
 LossName = Literal["policy", "value", "dpo", "kto", "sft", "reward_model", "distillation"]
 PAIRED: frozenset[LossName] = frozenset({"dpo", "reward_model"})
-"""Losses of pairs: both sides stand in one micro-batch."""
+"""Losses of pairs: both sides are in one micro-batch."""
 
 
 Turn = Mapping[str, str]

@@ -104,7 +104,7 @@ class Judge:
     pattern: str = r"(?i)score\W{0,9}(-?[0-9]+(?:\.[0-9]+)?)"
     """Regular expression whose first group is the score; the last match counts."""
     json_key: str | None = None
-    """The score stands under this key of a JSON object in the reply; instead of `pattern`."""
+    """The score is under this key of a JSON object in the reply; instead of `pattern`."""
     range: tuple[Weight, Weight] = (0.0, 10.0)
     """Lowest and highest score, 0 and 1 of the reward; a score outside is an error."""
     temperature: NonNegative = 0.0
@@ -157,7 +157,7 @@ class RewardRule:
     memory_bytes: Annotated[float, Field(ge=2**20, le=2**50)] = 256 * 2**20
     """Limit of `code`."""
     modules: tuple[str, ...] = ()
-    """Installed packages that `code` may import beside the standard library, such as numpy."""
+    """Installed packages that `code` may import in addition to the standard library, such as numpy."""
 
     @property
     def answers(self) -> Answers:
@@ -323,7 +323,7 @@ class Checkpoints:
     best: bool = True
     """The one with the best evaluation stays too, saved when an evaluation finds it; not with every: 0."""
     background: bool | None = None
-    """Written beside the next steps from copies in host memory; None: where the engines allow it."""
+    """Written from copies in host memory while the next steps run; None: where the engines allow it."""
 
 
 @section
@@ -346,7 +346,7 @@ class Evaluation:
 
 @section
 class Tracking:
-    """Where metrics go beside metrics.jsonl."""
+    """Where metrics go in addition to metrics.jsonl."""
 
     tensorboard: bool = True
     wandb_project: str | None = None

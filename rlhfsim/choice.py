@@ -53,7 +53,7 @@ class AskedBound:
 @checked
 @frozen
 class Searched:
-    """Complete plans by what became of them; docs/cli.md, "Reading the answer"."""
+    """Complete plans by what happened to them; docs/cli.md, "Reading the answer"."""
 
     space: Plans
     infeasible: Plans
@@ -105,7 +105,7 @@ class RunnerUp:
     capacity_bytes: Annotated[float, Positive]
     probability_out_of_memory: Share
     by_call_s: dict[str, Amount]
-    """The step by call; moves around calls stand as `moves`, instants without work as `waiting`."""
+    """The step by call; moves around calls are listed as `moves`, instants without work as `waiting`."""
     gap: float | None = None
     """Share by which a plan of its kind could still be better; None: not proven, and in older files."""
 

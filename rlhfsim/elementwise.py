@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 FEW = 8
 """Most words of a column that are looked for one by one."""
 SPARSE = 64
-"""Most places of a table for each row that stands in it."""
+"""Most places of a table for each row that it holds."""
 MOST_KNOWN = 65536
 """Rows from which on those that are known are forgotten."""
 Size: TypeAlias = Any
@@ -43,14 +43,14 @@ def either(holds: Size, yes: Callable[[], Size], no: Callable[[], Size]) -> Size
 
 
 def by_word(words: Size, answer: Callable[[Any], Size]) -> Size:
-    """`answer` of the word that stands for each layout."""
+    """`answer` of the word that each layout has."""
     if not isinstance(words, np.ndarray):
         return answer(words)
     return reduce(lambda found, word: where(words == word, answer(word), found), {*words.tolist()}, 0.0)
 
 
 def unsaid(words: Size) -> Size:
-    """Where None stands."""
+    """Where the value is None."""
     nothing: Any = None
     return words == nothing if isinstance(words, np.ndarray) else words is None
 
@@ -178,7 +178,7 @@ def kept(maxsize: int) -> Callable[[F], F]:
 
 def distinct(*columns: Size) -> tuple[list[tuple[Any, ...]], NDArray[np.intp]]:
     """Distinct rows of columns, one of which is an array, and the place among them of every row; a number
-    stands in every row."""
+    is the same in every row."""
     first, places = groups(*(column for column in columns if isinstance(column, np.ndarray)))
     chosen = (c.ravel()[first].tolist() if isinstance(c, np.ndarray) else repeat(c) for c in columns)
     return list(zip(*chosen, strict=False)), places
@@ -229,7 +229,7 @@ def numbered(rows: Iterable[T]) -> tuple[list[T], list[int]]:
 
 
 def alike(rows: Iterable[T]) -> Iterator[tuple[T, NDArray[np.intp]]]:
-    """Distinct rows, and where each stands."""
+    """Distinct rows, and where each occurs."""
     distinct, places = numbered(rows)
     if len(distinct) < 2:
         yield from ((row, np.arange(len(places))) for row in distinct)

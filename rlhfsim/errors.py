@@ -18,7 +18,7 @@ MAX_LINE = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where in a user's file (or command line) the bad value stands."""
+    """Where in a user's file (or command line) the bad value is."""
 
     file: str
     """Path as the user gave it, or `command line`."""
@@ -73,7 +73,7 @@ class RlhfsimError(ValueError):
 
 
 def shown(text: str) -> str:
-    """Text that may stand in a terminal: what drives one, reorders a line or is half a character escaped."""
+    """Text that may go to a terminal: what drives one, reorders a line or is half a character escaped."""
     return _DRIVES.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

@@ -1,6 +1,6 @@
 """Files that commands write: whole or absent, and never over what this program did not write.
 
-A file is written beside its place under a temporary name and renamed. A link at its place is followed where
+A file is written next to its place under a temporary name and renamed. A link at its place is followed where
 we or root made it, and refused where somebody else did. While it is written its temporary is locked (flock):
 one that nobody holds was left by a killed process, and the next write in that folder removes it.
 What is not a regular file (/dev/null, a FIFO) is written to as it is.
@@ -324,7 +324,7 @@ def _bytes(content: str | bytes) -> bytes:
 
 
 def csv_cell(value: object) -> object:
-    """What stands in a cell of a CSV file: text that a spreadsheet would take for a formula is quoted.
+    """What is written in a cell of a CSV file: text that a spreadsheet would take for a formula is quoted.
 
     Source: OWASP, CSV injection.
     """

@@ -297,7 +297,7 @@ class Plan:
 
     @property
     def topology(self) -> Topology:
-        """How the rollout lies beside the policy's training."""
+        """How the rollout is placed relative to the policy's training."""
         return topology(self.gpus_of("actor"), self.gpus_of("rollout" if self.placement.rollout else "actor"))
 
     @property
@@ -420,6 +420,6 @@ def write_plan(path: str | Path, plan: Plan) -> None:
 
 
 def plan_text(plan: Plan) -> str:
-    """What stands in `plan.json`."""
+    """What is written in `plan.json`."""
     data = plan.to_dict()
     return json.dumps(data | {PREDICTED: _hash(data)}, indent=1) + "\n"

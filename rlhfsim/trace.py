@@ -1,7 +1,7 @@
 """The trace: what ran where and when, predicted or measured; the contract of simulator and executor.
 
 Both write schema `rlhfsim.trace/1` (docs/trace.md), so that a predicted and a measured step can be laid
-beside each other. A span is work on one GPU group of one pool; a counter is a value from an instant on.
+side by side. A span is work on one GPU group of one pool; a counter is a value from an instant on.
 Seconds count from the start of the first step of the trace.
 """
 

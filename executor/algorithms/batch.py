@@ -1,7 +1,7 @@
 """What a loss sees: one micro-batch as padded tensors, aligned with the responses.
 
 Legend: B sequences, T tokens of the longest response of the micro-batch; position t belongs to response
-token t, whatever the prompt's length. Padding stands on the right and may hold any finite number.
+token t, whatever the prompt's length. Padding is on the right and may hold any finite number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Batch:
     labels: Tensor | None = None
     """(B,) +1 desirable or chosen, -1 undesirable or rejected."""
     group: Tensor | None = None
-    """(B,) Pairs: both sides share it and stand in one micro-batch, chosen first."""
+    """(B,) Pairs: both sides share it and are in one micro-batch, chosen first."""
 
 
 _TOKEN_FIELDS = {

@@ -26,7 +26,7 @@ def teaches(group: Sequence[Sample]) -> bool:
 
 @dataclass(slots=True)
 class StepGroups:
-    """What became of the groups that were generated for one step."""
+    """What happened to the groups that were generated for one step."""
 
     workload: Workload
     kept: list[list[Sample]] = field(default_factory=list)

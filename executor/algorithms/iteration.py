@@ -52,7 +52,7 @@ def results_of(running: Mapping[str, Future[Any]], stop: Callable[[], None]) -> 
 
 @dataclass(slots=True)
 class Position:
-    """Where a run stands in its data: trained on all prompts before `prompts`, and those of `ahead`."""
+    """Where a run is in its data: trained on all prompts before `prompts`, and those of `ahead`."""
 
     prompts: int = 0
     ahead: set[int] = field(default_factory=set)
@@ -347,7 +347,7 @@ class _Feeder:
         self._judges.shutdown(wait=False, cancel_futures=True)
 
     def groups_since(self) -> StepGroups | None:
-        """What became of the groups since the last call of this; None without dynamic sampling."""
+        """What happened to the groups since the last call of this; None without dynamic sampling."""
         if not self._sampling:
             return None
         with self._lock:

@@ -1,4 +1,4 @@
-"""Metrics as sums that ranks and micro-batches can add, and what becomes of them at the end.
+"""Metrics as sums that ranks and micro-batches can add, and what happens to them at the end.
 
 A metric is a float64 tensor. Shape (2,) is (sum, count) and is reported as sum / count; shape () is reported
 as it is. Both are added over micro-batches and ranks, except names with the prefix `max:`, of which the

@@ -1,4 +1,4 @@
-"""What each algorithm is made of: losses, where the KL stands, averages; and what cannot go together."""
+"""What each algorithm is made of: losses, where the KL term is, averages; and what cannot go together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Recipe:
     policy_loss: PolicyLoss = "ppo"
     """Kind of the policy's loss unless the settings say so, see losses.py."""
     kl_in: Literal["reward", "loss"] = "loss"
-    """Where the KL stands unless the settings say so."""
+    """Where the KL term is unless the settings say so."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """How loss terms are averaged unless the settings say so, see losses.py."""
 
@@ -71,7 +71,7 @@ def recipe(algorithm: str) -> Recipe:
 
 
 def kl_terms(algorithm: str, settings: Algorithm) -> tuple[Literal["reward", "loss"], Estimator]:
-    """Where the KL stands, and its estimator.
+    """Where the KL term is, and its estimator.
 
     A reward is a constant for the gradient, which is right for k1 alone; in the loss k1 pulls nowhere.
     """

@@ -5,7 +5,7 @@
         state.json               what the driver knows (`RunProgress`) and what it belongs to (`RunIdentity`)
         manifest.json            size and SHA-256 of every other file; written last
 
-A checkpoint is made in a hidden folder beside its place, every file and folder is synced to disk, and one
+A checkpoint is made in a hidden folder next to its place, every file and folder is synced to disk, and one
 rename puts it there. Deleting renames first as well, so a run that is killed leaves only hidden folders
 behind; the next save removes them. On several nodes the folder must be on a file system that all share.
 """
@@ -81,7 +81,7 @@ class RunProgress:
     """Iterations done: the next one has this number."""
     weight_version: int
     data_position: Mapping[str, Any]
-    """Where the prompts stand; whatever the task needs, as JSON."""
+    """The position in the prompts; whatever the task needs, as JSON."""
     rng: Mapping[str, Any]
     """`bit_generator.state` of the driver's generators by name."""
     metrics: tuple[Mapping[str, float], ...] = ()

@@ -28,7 +28,7 @@
                                            weights which learn have sampled
     staleness/mean_abs_dlogp               the same on the tokens of older weights: the policy moved as well
 
-What was not measured has no entry; nothing stands for unknown. Legend: N samples, R response tokens.
+What was not measured has no entry; there is no placeholder for unknown. Legend: N samples, R response tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory that others hold where a process of the run works, measured before its engines are built.
 
 On a GPU by NVML, which makes no context on it and counts what the driver keeps for itself; without one the
-host's, beside which CPU engines work. Processes are named where the container shows them.
+host's, where CPU engines work. Processes are named where the container shows them.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class Replica(TracedProcess):
         return self._spanned(lambda: self._engine_now().receive(version), tags, keep=keep)
 
     def stage(self, version: int, tags: Tags) -> Reply:
-        """Overlapped: receive beside the running generation, then load between two steps."""
+        """Overlapped: receive while generation runs, then load between two steps."""
         engine = self._engine_now()
         with self._span("actor", tags):
             engine.stage(version)
@@ -313,7 +313,7 @@ class Replica(TracedProcess):
         return self._conversations is not None and self._conversations.unfinished > 0
 
     def _act(self, command: _Command) -> None:
-        self._end_span()  # of a batch: the engine stands still
+        self._end_span()  # of a batch: the engine is halted
         start_s = self._began()
         try:
             command.result = command.act()

@@ -78,7 +78,7 @@ class RequestRouter:
         return done
 
     def generate(self, requests: Sequence[GenerationRequest], step: int, limit_s: float) -> list[Completion]:
-        """All completions, in the order of their requests; others may be submitted and polled beside it.
+        """All completions, in the order of their requests; others may be submitted and polled while it runs.
 
         Raises:
             PartFailed: a replica failed, or not all were done after `limit_s`.

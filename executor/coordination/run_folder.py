@@ -175,7 +175,7 @@ def write_inputs(
     trainers: Mapping[str, Mapping[str, Mapping[str, Any]]],
     vllm: Mapping[str, Any],
 ) -> None:
-    """Write what the run is about to do and what it stands on, each file in one step.
+    """Write what the run is about to do and what it is based on, each file in one step.
 
     `trainers`: library (the name of a folder) -> role -> its configuration.
     """

@@ -1,5 +1,5 @@
 """When a run saves its state: as its failures and the cost of a save ask, and before it stops for a signal;
-and how: beside its steps, where the engines write from copies in host memory.
+and how: while its steps run, where the engines write from copies in host memory.
 
     D* = sqrt(2 C M)        Young 1974, CACM 17(9): useful seconds between two saves
 
@@ -83,7 +83,7 @@ class Writers(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Saver:
-    """Saves checkpoints one after the other; the files of one may be written beside the next steps."""
+    """Saves checkpoints one after the other; the files of one may be written while the next steps run."""
 
     root: Path
     keep: int

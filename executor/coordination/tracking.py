@@ -2,7 +2,7 @@
 
 Each line of metrics.jsonl is one iteration: {"step": 3, "iteration": 4, "reward/mean": 0.5, ...}: the trace's
 step, which counts from 0, and the iterations done, as screen and trackers count. JSON has no nan and no
-infinity: such a value is null there and its name stands in "non_finite" with the word.
+infinity: such a value is null there and its name is listed in "non_finite" with the word.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IDS = "tracking.json"
 
 
 class Sink(NamedTuple):
-    """One place beside metrics.jsonl where metrics go."""
+    """One place other than metrics.jsonl where metrics go."""
 
     name: str
     log: Callable[[int, Mapping[str, float]], None]
@@ -208,7 +208,7 @@ def check_libraries(tracking: Tracking) -> None:
 
 @dataclass
 class Trackers:
-    """metrics.jsonl and what settings ask for beside it; a service that fails is said once and left out."""
+    """metrics.jsonl and what settings ask for in addition; a service that fails is said once and left out."""
 
     file: MetricsFile
     """It must work."""

@@ -1,4 +1,4 @@
-"""Whether every process of a run is alive, asked beside whatever the run does.
+"""Whether every process of a run is alive, checked in parallel with whatever the run does.
 
 A part that dies is noticed within seconds, also one that has nothing to do at that time, and it is named
 rather than the neighbour whose collective broke first.

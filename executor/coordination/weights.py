@@ -1,8 +1,8 @@
 """Weights from the trainer group to every rollout replica: both ends at once, checked.
 
 Where memory is shared there is a channel for each GPU (CUDA IPC) or node (/dev/shm), from the rank that sits
-there to the rollout workers beside it; else one, from rank 0 to all of them. Every end reports a checksum of
-what passed; they must agree.
+there to the rollout workers on the same GPU or node; else one, from rank 0 to all of them. Every end reports
+a checksum of what passed; they must agree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of a checkpoint, written beside the next steps from copies in host memory.
+"""Files of a checkpoint, written from copies in host memory while the next steps run.
 
 A rank copies what is to be written and goes on; one thread of its own writes the copies in order.
 """

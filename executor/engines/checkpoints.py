@@ -33,7 +33,7 @@ GATHER_BYTES = 256 * 2**20
 FILE_BYTES = 4 * 2**30
 """Bytes of one of its files; a larger tensor has its own."""
 ADAPTER = "adapter"
-"""Folder of a LoRA adapter, as peft reads it, beside the merged weights."""
+"""Folder of a LoRA adapter, as peft reads it, next to the merged weights."""
 FORMAT = 2
 BESIDE_WEIGHTS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

@@ -58,7 +58,7 @@ class Fakes:
 
 @dataclass(slots=True)
 class FakeDevice:
-    """GPUs that only count: what each process holds on one stands in a file of that GPU's folder."""
+    """GPUs that only count: what each process holds on one is in a file of that GPU's folder."""
 
     gpus: tuple[Path, ...]
     """Folders of the GPUs that this process works on; it holds the same on each."""
@@ -107,7 +107,7 @@ class FakeTraining:
         self._hold()
 
     def _hold(self, call: str = "") -> None:
-        """What a call needs, or its role between calls, beside the states that are here."""
+        """What a call needs, or its role between calls, in addition to the states that are here."""
         sizes = dict(self._sizes.get(call or self._rests, self._sizes.get(START, {})))
         for part in TRAINER_PARTS:
             present = self._sizes if part not in self._away else (START,)

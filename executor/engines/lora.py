@@ -111,7 +111,7 @@ def matrices(model: HeadedModel, *, here: bool) -> list[Named]:
 def export(model: HeadedModel, spec: EngineSpec, folder: Path, *, here: bool) -> None:
     """`adapter_config.json` and `adapter_model.safetensors` as peft reads them, where `here`; a collective.
 
-    A scalar head learns beside the adapters and is among peft's `modules_to_save`.
+    A scalar head is trained along with the adapters and is among peft's `modules_to_save`.
     """
     from peft import LoraConfig
     from safetensors.torch import save_file

@@ -139,8 +139,8 @@ class ScoringEngine(Protocol):
     def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
         """Give device memory back: states go to host memory, or to files in `folder` (host memory falls too).
 
-        Without `weights` only what training needs beside them (optimizer states, gradients): forward passes
-        still work.
+        Without `weights` only what training needs in addition to them (optimizer states, gradients): forward
+        passes still work.
         """
 
     def reload(self, *, states: bool = True) -> None:

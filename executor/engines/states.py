@@ -85,7 +85,7 @@ class HostMemory:
 
 
 def _pinned(size: int) -> Tensor:
-    """Host bytes that a GPU copies beside the host; without a GPU any.
+    """Host bytes that a GPU copies while the host goes on; without a GPU any.
 
     Raises:
         RlhfsimError: they are not pinned, so that a copy could be read before it has arrived.

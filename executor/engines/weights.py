@@ -75,7 +75,7 @@ def buckets(
             full = [whole(*pair).contiguous() for pair in zip(parameters, tensors, strict=True)]
             group = list(zip(names, full, strict=True)) if here else []
             yield group
-        for held in (group, full, tensors):  # readers have the list yet, beside the next bucket
+        for held in (group, full, tensors):  # readers still have the list while the next bucket is read
             held.clear()
 
 

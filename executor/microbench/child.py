@@ -1,6 +1,6 @@
 """One probe in a process of its own: `python -m executor.microbench.child TASK.json`.
 
-The answer is a file beside the task. The process dies with its parent, so that nothing keeps measuring when
+The answer is a file next to the task. The process dies with its parent, so that nothing keeps measuring when
 that is killed.
 """
 

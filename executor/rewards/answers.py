@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d{1,3}(?!\w
 _IN_GROUPS = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:,\d{2,3})*,\d{3})(?:\.|[eE]|$)")
 """A number without thousands separators, or with them where they belong (in India also after two digits)."""
 _APART = re.compile(r"(?:^|[=:({\[,$#]|\b(?:is|are|be|equals|gives))\s*-\s+$", re.IGNORECASE)
-"""Before a number whose minus stands apart from it; after a number or a variable it is a difference."""
+"""Before a number that spaces separate from its minus; after a number or a variable it is a difference."""
 _PART_AFTER = re.compile(r"(?:[/^_]|[}^_]\{|\\(?!boxed)[a-z]+\{)\s*$|\d\s*:\s*$|[\w)\]}][+*]$")
 """Before a number that is part of an expression."""
 _LATEX_COMMA = re.compile(r"(?<=\d)(?:\{,\}|\\!,|,\\!|\\!,\\!)(?=\d)")
@@ -93,7 +93,7 @@ def _last_number(text: str) -> Decimal | None:
 
 
 def _decimal(text: str) -> Decimal | None:
-    """None: commas stand where no thousands end."""
+    """None: there are commas where no thousands end."""
     return Decimal(text.replace(",", "")) if _IN_GROUPS.match(text) else None
 
 

@@ -9,7 +9,7 @@ code      1 where the response's program passes all tests of the problem in the 
 function  what the user's function returns
 judge     the score of a remote model, 0 to 1 (judge.py)
 
-Tests of a code problem stand in `meta["tests"]`: Python statements (a text, or a list of texts), which call
+Tests of a code problem are in `meta["tests"]`: Python statements (a text, or a list of texts), which call
 the program from a process of their own (verifier.py); or a list of {"input": ..., "output": ...}, each run
 of its own, its output compared here with spaces collapsed. `meta["prefix"]` is put before the program (a
 function's signature), `meta["entry_point"]` says what `check(candidate)` of the tests is called with. A

@@ -1,6 +1,6 @@
 """Values between a program and its verifier as plain data: exact built-in types, nothing that can act.
 
-A JSON value stands for itself, a list for a list; every other kind is {"t": tag, "v": content}. For
+A JSON value represents itself, and a list a list; every other kind is {"t": tag, "v": content}. For
 what is no data each side hands out numbers. Objects of classes that both sides know (of a problem's `prefix`)
 go by value: their class's name and their attributes. No message is trusted: it is bounded in size and depth,
 every tag says what its content must be, and decoding runs no code of the other side. Standard library only:

@@ -28,7 +28,7 @@ NEEDED: Mapping[Preference, tuple[str, ...]] = {
     "labels": ("answer_column", "label_column"),
     "responses": ("answer_column",),
 }
-"""Settings that name a needed column, beside the prompt's."""
+"""Settings that name a needed column, in addition to the prompt's."""
 USUAL: Mapping[str, tuple[str, ...]] = {
     "prompt_column": (
         *("prompt", "question", "problem", "instruction", "query", "input"),

@@ -127,7 +127,7 @@ class FileSource:
         return [self._problem(row).prompt for row in range(start, min(end, len(self)))]
 
     def place(self, row: int) -> Place:
-        """Where a usable row stands."""
+        """Where a usable row is stored."""
         return self._rows.place(int(self._usable[row]))
 
     def identity(self) -> tuple[object, ...]:

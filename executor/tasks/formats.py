@@ -210,7 +210,7 @@ def _arrow(paths: Sequence[Path], ending: str, named: Path) -> Any:
             with paths[0].open("rb") as file:
                 lines = (line.decode("utf-8-sig") for line in bounded_lines(file, named))
                 header = next(csv.reader(lines, delimiter=separator))
-            # every cell is the text that stands there: 007 and NA are no numbers
+            # every cell is the text that is written there: 007 and NA are no numbers
             table = library.Dataset.from_csv(
                 [str(path) for path in paths],
                 cache_dir=folder.name,

@@ -1,6 +1,6 @@
 """Tokens of every prompt of a data file, counted before anything starts: one that is too long ends no run.
 
-Too long is what exceeds `data.max_prompt_tokens`, or the positions that the model leaves beside a response.
+Too long is what exceeds `data.max_prompt_tokens`, or the positions of the model that a response leaves free.
 Such rows are dropped, cut at their beginning, or refused (`data.on_long`). Counts of large files are kept in
 the user's cache under a hash of file, tokenizer and columns.
 """

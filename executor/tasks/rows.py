@@ -47,7 +47,7 @@ class Rows(Protocol):
         """Rows `start` to `end - 1`."""
 
     def place(self, row: int) -> Place:
-        """Where a row stands."""
+        """Where a row is stored."""
 
     def identity(self) -> tuple[object, ...]:
         """Another one where the data are others."""

@@ -127,7 +127,7 @@ class Text:
         return np.asarray(ids[1:] if self._chat is not None and ids[:1] == [last] else ids, np.int64)
 
     def decode(self, rows: Sequence[Tokens]) -> list[str]:
-        """Texts without special tokens, all at once and beside other threads."""
+        """Texts without special tokens, all at once and while other threads run."""
         texts: list[str] = self._tokenizer.decode_batch(
             [row.tolist() for row in rows], skip_special_tokens=True
         )

@@ -31,7 +31,7 @@ _INITIALIZER_RANGE = 0.05  # 0.02 suits widths of thousands; narrow models learn
 
 
 class Shape(TypedDict, total=False):
-    """Arguments of `config` that `build` hands on; defaults stand there."""
+    """Arguments of `config` that `build` hands on; the signature of `config` has the defaults."""
 
     family: Family
     hidden: int

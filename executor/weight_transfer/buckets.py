@@ -123,7 +123,7 @@ class ReceivedBuckets(ABC):
 
 
 class _Group:
-    """A gloo group beside the default one: the sender is rank 0, receiver i rank i + 1."""
+    """A gloo group in addition to the default one: the sender is rank 0, receiver i rank i + 1."""
 
     def __init__(self, spec: ChannelSpec, control: Control, rank: int) -> None:
         self.spec, self.control = spec, control

@@ -5,8 +5,8 @@ says so under `failed`; the other one looks there while it waits and stops with 
 
 Messages are JSON, and a code that only who knows the secret of the channel can make.
 
-Nothing that comes from a socket is unpickled. What vLLM's transfer engines hand over beside JSON's own values
-(CUDA IPC handles: tuples, bytes, dtypes, four classes of torch) has a form of its own.
+Nothing that comes from a socket is unpickled. What vLLM's transfer engines hand over other than JSON's own
+values (CUDA IPC handles: tuples, bytes, dtypes, four classes of torch) has a form of its own.
 """
 
 from __future__ import annotations

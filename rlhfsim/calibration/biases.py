@@ -8,14 +8,14 @@ takes what its framework or phase shows. The scatter between runs (tau) is no bi
 
     variance of ln seconds of another run's call = a^T C a + s^2 of each level that no run had + tau_f^2
 
-a: 1 for the levels of the entry, and the elasticity of the call for every coefficient that was fitted beside
+a: 1 for the levels of the entry, and the elasticity of the call for every coefficient that was fitted with
 them: what factor and coefficients can only tell together is no doubt of the call. P10 and P90 are of the t
 distribution where tau was estimated from these runs, of the normal one where it is the prior: a few times of
 one run leave that prior no less certain. Of that variance the calls of a step share what the level of the
 framework has of it; the rest is each phase's own.
 
-What a run takes beyond the factor is no noise to a plan like it: that residual r stands beside the factor and
-fades with the distance (`specs.hardware.calibrated`), over as far as `DRIFT` needs to make up tau:
+What a run takes beyond the factor is no noise to a plan like it: that residual r is stored with the factor
+and fades with the distance (`specs.hardware.calibrated`), over as far as `DRIFT` needs to make up tau:
 
     log_i = r_i tau^2 / (tau^2 + scatter_i^2)      reach = tau z90 / drift
 

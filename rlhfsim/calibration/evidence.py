@@ -195,7 +195,7 @@ def _apart(run: Observation, groups: Sequence[Sequence[int]]) -> float:
 
 
 def with_ends(case: RunPricer, profile: Profile | None) -> RunPricer:
-    """The case with its shortest and longest third beside it, where the run has them."""
+    """The case together with its shortest and longest third, where the run has them."""
     groups = thirds(case.seen)
     if groups is None:
         return case

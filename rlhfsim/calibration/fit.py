@@ -61,7 +61,7 @@ class Calibration:
     observations: tuple[Observation, ...]
     coefficients: tuple[Calibrated, ...]
     biases: tuple[Known, ...]
-    """Factors of the framework's phases, which stand beside the coefficients."""
+    """Factors of the framework's phases, in addition to the coefficients."""
     unidentified: tuple[Unidentified, ...]
     errors: tuple[PhaseError, ...]
     data: int

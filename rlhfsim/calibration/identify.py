@@ -1,7 +1,7 @@
 """Which coefficients a set of runs can tell, and why not the others.
 
 With B = Sigma^-1/2 J P^1/2 (effect of one prior standard deviation in units of the noise), chosen S, and
-a candidate k, the data shrink the doubt about k, when all of S is fitted beside it, to
+a candidate k, the data shrink the doubt about k, when all of S is fitted with it, to
 
     posterior / prior = 1 / sqrt(1 + g)        g = b_k^T (I + B_S B_S^T)^-1 b_k
 
@@ -40,7 +40,7 @@ class Unidentified:
     name: str
     reason: str
     collinear_with: str | None = None
-    """The fitted coefficient that stands for it; None where the runs say nothing."""
+    """The fitted coefficient that represents it; None where the runs say nothing."""
 
 
 def moved_by(model: PriceModel, known: Sequence[Prior]) -> list[bool]:

@@ -5,8 +5,8 @@ Maximum a posteriori on logarithms, theta = ln coefficient, for datum i (phase f
     minimise  sum_i rho(((y_i - ln t_i(theta)) / sigma_i)^2) + sum_k ((theta_k - mean_k) / s_k)^2
     sigma_i^2 = scatter_i^2 + tau_f^2        rho(z) = 2 (sqrt(1 + z) - 1), soft l1
 
-within the bounds of each coefficient. A bias of a framework (`biases`) is such a theta as well; rho then
-also stands around its prior, since one phase may be off by far more than the others. ln t is linear between
+within the bounds of each coefficient. A bias of a framework (`biases`) is such a theta as well; rho is then
+also applied to its prior term, since one phase may be off by far more than the others. ln t is linear between
 two visits to the cost model; visits repeat until theta rests, and derivatives are taken again where it
 bends. tau_f, what the model gets wrong about phase f from run to run, is estimated from the residuals as
 Paule & Mandel 1982 (J. Res. NBS 87, 377) do for laboratories that disagree, with clipped squares, and shrunk

@@ -35,7 +35,7 @@ from rlhfsim.step.engine_mode import biased, mode_of
 from rlhfsim.step.iteration import Iteration, Program, closed_form, program
 
 STEP = "step"
-"""Name under which the whole step stands beside its phases."""
+"""Name under which the whole step is listed along with its phases."""
 BY_LENGTH = " by length"
 """Behind the name of a phase: how much longer it takes on the run's longest samples (`evidence`)."""
 REST = "rest"
@@ -75,8 +75,8 @@ class RunPricer:
     def seconds(self, values: Mapping[str, float] | None = None) -> dict[str, float]:
         """Seconds of every phase, and of the step under `STEP`, with `values` for the profile's own.
 
-        A phase counts its work alone, as measured spans do: what it waits for stands only in the step.
-        Under a clock that covers several phases stands their sum; `REST` is the step without `clocks`.
+        A phase counts its work alone, as measured spans do: what it waits for is only in the step.
+        A clock that covers several phases has their sum; `REST` is the step without `clocks`.
         """
         priced, step = self._priced(values or {})
         by_phase: dict[str, float] = {}

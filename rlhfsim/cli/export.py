@@ -37,8 +37,8 @@ Examples:
 def export(file: Path, to: str, version: str | None, manager: str | None, out: Path, **_: Any) -> Told:
     """Write plan FILE as the launch of another framework: script, reasons, README.
 
-    Each key that the plan decides stands below the choice or the prediction behind it; what the framework
-    cannot be told is listed. A plan that the framework does not run is refused.
+    Each key that the plan decides is written below the choice or the prediction behind it; what the
+    framework cannot be told is listed. A plan that the framework does not run is refused.
 
     Exit codes: 0 it fits, 1 written though it does not fit, 2 bad input.
     """

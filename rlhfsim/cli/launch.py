@@ -377,7 +377,7 @@ def _devices(plan: Plan) -> str:
 
 
 def tiny_folder(out: Path) -> Path:
-    """Where the tiny model of a scaled run lies: beside the run's folder."""
+    """Where the tiny model of a scaled run lies: next to the run's folder."""
     return out.parent / f"{out.name}-model"
 
 

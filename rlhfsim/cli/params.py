@@ -74,7 +74,7 @@ class Output(PathName):
         self.kind, self.beside = kind, beside
 
     def files(self, path: Path) -> dict[Path, str | None]:
-        """All that is written, with its kind; beside a device nothing is."""
+        """All that is written, with its kind; next to a device nothing is."""
         beside = self.beside(path) if self.beside and outputs.is_replaceable(path) else {}
         return {path: self.kind, **beside}
 
@@ -125,13 +125,13 @@ def command(epilog: str, name: str | None = None) -> Callable[[Callable[..., Any
 
 
 def is_typed(name: str) -> bool:
-    """Whether a parameter of this command stands on the command line."""
+    """Whether a parameter of this command is given on the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 
 
 def check_output(out: Path, kind: Output, inputs: Iterable[Path | str] = ()) -> None:
-    """That `out` and what is written beside it can be written, and replace no input and no foreign file.
+    """That `out` and what is written along with it can be written, and replace no input and no foreign file.
 
     Raises:
         RlhfsimError: otherwise.
@@ -177,7 +177,7 @@ def option(names: str, kind: Any, help: str, **more: Any) -> Option:
 def field_option(owner: type, name: str, help: str, **more: Any) -> Option:
     """The option of a field: its range, its choices and its default are those of the field.
 
-    `{choices}` in the help stands for the choices.
+    `{choices}` in the help is replaced by the choices.
     """
     values = taken_by(owner, name)
     more = {"default": values.default} | more
@@ -263,7 +263,7 @@ def bad_option(message: str, help: str) -> RlhfsimError:
 
 @contextmanager
 def on_command_line(prefix: str = "") -> Iterator[None]:
-    """Errors without a place of their own stand on the command line; `prefix` names the option."""
+    """Errors without a place of their own get the command line as their place; `prefix` names the option."""
     try:
         yield
     except RlhfsimError as error:
@@ -329,7 +329,7 @@ class Typed(ParamType):
 
 
 class Words(Typed):
-    """Text, with the word that stands for it in the help and what a shell offers after TAB."""
+    """Text, with the word that represents it in the help and what a shell offers after TAB."""
 
     def __init__(self, name: str, offered: Callable[..., list[CompletionItem]] | None = None) -> None:
         """`offered`: a function of `rlhfsim.cli.completion`."""

@@ -42,7 +42,7 @@ from rlhfsim.what_if.verdict import check_question
 FREE_WITH_FILE = frozenset(
     ["file", "price", "as_json", "out", "detail", "require", "steps", "deadline", "budget", "confidence"]
 )
-"""Parameters that make sense beside a file."""
+"""Parameters that make sense together with a file."""
 
 
 # --- layouts of single roles ------------------------------------------------------------------------

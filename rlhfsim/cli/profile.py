@@ -41,7 +41,7 @@ class ProbeProgress:
     def ended(
         self, probe: Any, found: Sequence[Measured], missing: MissingProbe | None, seconds: float
     ) -> None:
-        """What became of it; the reason of a failure stands below the table."""
+        """What happened to it; the reason of a failure is printed below the table."""
         said = f" {seconds:.1f} s" + ("" if missing is None else ", not measured")
         self.screen.print(styled(said, style="dim" if missing is None else "yellow"))
 

@@ -127,7 +127,7 @@ def _page(source: Path, compare: Path | None, given: Given) -> Page:
     """The page that SOURCE asks for.
 
     Raises:
-        RlhfsimError: SOURCE is none of the three, or --compare stands beside something else than a plan.
+        RlhfsimError: SOURCE is none of the three, or --compare is given with something other than a plan.
     """
     title = given["title"]
     if source.suffix in SUFFIXES and source.is_file() and compare is None:

@@ -53,7 +53,7 @@ ReadQuestion = Callable[[], DeskQuestion]
 
 @frozen
 class Answer:
-    """What is known of a question so far."""
+    """What is known about a question so far."""
 
     stage: Stage
     plan: Plan | None = None

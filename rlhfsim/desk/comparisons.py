@@ -1,4 +1,5 @@
-"""Tables of candidates beside the page: what `rlhfsim choose` is asked, and what is known of its answer."""
+"""Tables of candidates, searched while the page is open: what `rlhfsim choose` is asked, and what is known
+about its answer."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def moved(
 def _checked(
     to: DeskState, before: DeskState, fields: Fields, read: Callable[[Question], DeskQuestion]
 ) -> Moved:
-    """The new state where its question can be read; else the message beside the field."""
+    """The new state where its question can be read; else the message next to the field."""
     found = wrong(read, to.question, before.question, fields)
     if found is None:
         return Moved(state=to, shown=to.question)

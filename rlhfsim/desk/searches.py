@@ -1,4 +1,4 @@
-"""Searches beside the page: one process that answers the newest questions of every open page.
+"""Searches that run while the page is open: one process that answers the newest questions of every open page.
 
 The first answer comes before every proof; the proof runs in a process forked from it, which is ended as soon
 as no page asks its question any longer. Where processes cannot be forked (Windows, macOS), a proof that began
@@ -158,7 +158,7 @@ class _Server:
                 self._away(proven if self._known[todo].stage == "first" else complete, todo)
 
     def _hear(self) -> None:
-        """Newer questions; what is known of them is told again, since the page may have dropped it."""
+        """Newer questions; what is known about them is told again, since the page may have dropped it."""
         while self._pipe.poll():
             page, questions = self._pipe.recv()
             _keep(self._pages, page, questions, MAX_PAGES)

@@ -31,7 +31,7 @@ COMPARED = (
 )
 """Fields that `rlhfsim choose` takes too."""
 OTHER_GPUS = ("h200", "b200", "a100-80")
-"""Kinds beside the one of the question."""
+"""Kinds in addition to the one of the question."""
 T = TypeVar("T")
 Kind = Literal["text", "one", "several"]
 """Written, or picked from a list."""
@@ -44,7 +44,7 @@ class Field(NamedTuple):
     """The option of `rlhfsim design` without its dashes; `more`: any others, as they are typed."""
     label: str
     hint: str = ""
-    """What stands in the empty field: the option's default."""
+    """What the empty field shows: the option's default."""
     kind: Kind = "text"
     offered: tuple[str, ...] = ()
 

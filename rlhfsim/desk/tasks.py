@@ -1,4 +1,5 @@
-"""Long questions beside the page: one process a page, what it tells, its end where nobody looks.
+"""Long questions worked on while the page is open: one process a page, what it tells, its end where nobody
+looks.
 
 It gives way to the searches of answers (`os.nice`), which stay as fast as without it.
 """

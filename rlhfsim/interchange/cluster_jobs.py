@@ -1,8 +1,8 @@
 """A launch as a job of Slurm or SkyPilot: nodes, Ray or one process a node, then the script of an export.
 
 The same steps as the examples for our own launch (docs/examples): the head starts Ray, the others join, and
-the one command runs on the head. Frameworks without Ray start their script on every node that trains, and the
-engine of a rollout that has GPUs of its own beside them. No cluster has run these files.
+the one command runs on the head. Frameworks without Ray start their script on every node that trains, as well
+as the engine of a rollout that has GPUs of its own. No cluster has run these files.
 """
 
 from __future__ import annotations

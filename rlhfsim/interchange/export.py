@@ -33,7 +33,7 @@ from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.verdict import verdict
 
 AS_READ = "as its keys are read"
-"""Ends what stands in place of a field that no row names, and that reads back otherwise."""
+"""Ends what is written in place of a field that no row names, and that reads back otherwise."""
 Value = bool | int | float | str | None
 Price = Callable[[Plan], Prediction]
 """What a plan's placement and workload are predicted to take."""
@@ -366,7 +366,7 @@ def _priced(plan: Plan, written: Written, price: Price) -> Written:
 
 
 def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mapping[str, str]) -> str:
-    """The page beside the files: the command, what is predicted, what could not be said."""
+    """The page that goes with the files: the command, what is predicted, what could not be said."""
     title = framework(name).title
     lines = [
         f"# {markdown_text(headline(plan))}, {title} {way.version}",
@@ -462,7 +462,7 @@ def override(setting: Setting) -> str:
 def script(
     head: str, needs: Mapping[str, str], written: Written, render: Callable[[Setting], str], command: str
 ) -> str:
-    """A bash script whose settings stand in one array, each below its reason."""
+    """A bash script whose settings are in one array, each below its reason."""
     array = ["settings=(", *_array(written, render), ")"]
     return bash(head, needs, "\n".join([*array, "", f'{command} "${{settings[@]}}" "$@"']))
 

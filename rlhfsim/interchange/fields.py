@@ -60,14 +60,14 @@ adapters, prompts of a generation batch that is filtered, lengths, samples or pr
 
 _PLACED = ("pool", "residency", "offload_between")
 ROLES = dict.fromkeys(MODELS, _PLACED) | dict.fromkeys(GENERATING, ("pool", "sleep"))
-"""Role -> its fields beside those of its layout, and `nodes` and GPUs of `each` of its pool."""
+"""Role -> its fields other than those of its layout, and than `nodes` and GPUs of `each` of its pool."""
 
 
 class PlanFields:
     """Fields of a plan, those that only some frameworks have among them."""
 
     def __init__(self, plan: Plan, own: Mapping[str, Callable[[Plan], Any]]) -> None:
-        """`own`: beside `PLANNED`."""
+        """`own`: fields in addition to `PLANNED`."""
         self._plan, self._planned = plan, {**PLANNED, **own}
 
     def __getitem__(self, name: str) -> Any:

@@ -25,7 +25,7 @@ _LENGTHS = Lengths(prompt=1.0, response=1.0, longest=None)
 WITH = {"score_pack_tokens": ("pack_tokens",), "score_micro_batch": ("micro_batch",)}
 """Field of a layout -> others that it follows where it says nothing."""
 PLACED = ("residency", "offload_between")
-"""Fields of a role beside its layout."""
+"""Fields of a role outside its layout."""
 Differences = Mapping[str, tuple[Any, Any]]
 """Field -> (the plan's, that of its keys)."""
 

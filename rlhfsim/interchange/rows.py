@@ -87,7 +87,7 @@ TAGS: Mapping[str, Callable[..., Any]] = {
     "whether": whether,
     "whole": whole,
 }
-"""Tag -> what makes a value of what stands behind it: nothing, one argument, or a list of them."""
+"""Tag -> what makes a value of what follows it: nothing, one argument, or a list of them."""
 SHARED: Mapping[str, Any] = {
     "ABOVE_ZERO": ABOVE_ZERO,
     "ENGINE_WORD": ENGINE_WORD,

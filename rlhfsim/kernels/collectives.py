@@ -169,7 +169,7 @@ def p2p(device: Device, size: Size, crosses_domain: Size) -> Size:
 
 
 def crosses(device: Device, ranks: Size, stride: Size) -> Size:
-    """Whether `ranks` GPUs that stand `stride` apart reach beyond one domain."""
+    """Whether `ranks` GPUs at a stride of `stride` reach beyond one domain."""
     return (ranks * stride > device.domain) & (ranks > 1)
 
 

@@ -28,7 +28,7 @@ class Group:
 
 
 def group(ranks: Size, stride: Size, domain: int) -> Group:
-    """The group of `ranks` GPUs that stand `stride` apart in domains of `domain` GPUs.
+    """The group of `ranks` GPUs at a stride of `stride` in domains of `domain` GPUs.
 
     Ranks are laid out TP first, then CP, DP, PP (Megatron's order): a TP group has stride 1, a DP
     group stride tp x cp.

@@ -85,8 +85,8 @@ def gather_rate(device: Device, ranks: Size, link: Rate | None = None) -> Rate:
 
         B = min( B_nvlink,  g B_nic )          g = ranks of the group in one domain
 
-    Rings enter a domain through the NIC of each of its g members, so the network bundle counts; `link` stands
-    for the network of one. Source: NCCL's multi-channel rings; hierarchical form of physics section 4.
+    Rings enter a domain through the NIC of each of its g members, so the network bundle counts; `link`
+    replaces the network of one. Source: NCCL's multi-channel rings; hierarchical form of physics section 4.
     """
     inside, fast = least(ranks, device.domain), scale_up(device)
     return chosen(inside >= ranks, fast, slower(fast, (link or network(device)).scaled(inside)))

@@ -193,7 +193,7 @@ def _moments(tensors: LayerTensors, backend: Backend) -> tuple[BackwardPhase, ..
 
 
 def _kept_by_operation(model: ModelSpec, tp: int) -> float:
-    """Outputs that selective recomputation by operation keeps of a layer, beside its input.
+    """Outputs that selective recomputation by operation keeps of a layer, in addition to its input.
 
     Attention's, and every second matrix product's: of q, k, v, output, gate, up and down the first, third,
     fifth and seventh. Experts are computed again. Source: torchtitan 9dec370, `_save_list` and

@@ -1,4 +1,4 @@
-"""Host memory that checkpoints take while the executor writes them beside the next steps.
+"""Host memory that checkpoints take while the executor writes them as the next steps run.
 
 A rank copies what it saves (weights, FP32 masters, moments, wherever they lie) and rank 0 gathers the copy
 for users; the copies stay until they are on disk. They are made only where they leave the run its memory

@@ -80,7 +80,7 @@ class SyncBytes:
     host: float = 0.0
     """Host memory per node of the actor: a copy of what was last sent, where only changes travel."""
     gathered: float = 0.0
-    """Full tensors at a trainer that holds shards, beside its buffers."""
+    """Full tensors at a trainer that holds shards, in addition to its buffers."""
     arrivals: tuple[Arrival, ...] = ()
     """What an engine holds of what arrives."""
 
@@ -127,7 +127,7 @@ def rested(rows: Rows, rests: Sequence[Rest], rest: NDArray[np.integer[Any]], ki
 def host_of(rows: Rows) -> Floats:
     """Host bytes for each GPU of the node with the fullest pipeline stages of roles (option, stage).
 
-    A stage is taken to fill its node; where several stand on one, theirs is less than this.
+    A stage is taken to fill its node; where several are on one, theirs is less than this.
     """
     return np.asarray((rows["states"]["host"] + rows["kept"]["host"]).max(axis=-1))
 

@@ -25,7 +25,7 @@ commit (774 MiB at TP 1; NVIDIA-NeMo/RL issue 223, vLLM 0.8), 6,962 to 7,121 MiB
 
 
 def sleep_findings(memory: Ledger, placement: Placement) -> Iterator[Finding]:
-    """Where a sleeping engine may keep more than training leaves it beside what the ledger counts of it."""
+    """Where a sleeping engine may keep more than the ledger counts of it plus what training leaves it."""
     rollout = placement.rollout
     if rollout is None or not rollout.sleep_level or rollout.layout.tp == 1:
         return

@@ -62,7 +62,7 @@ def rollout_weights(
     replica, layers over pp (rounded up, and those with experts: the fullest stage); embedding, LM head,
     router and norms stay 16-bit, attention and end layers where the layout says so.
     """
-    if layout.bf16_layers:  # the mean layer of the model stands for those that stay BF16
+    if layout.bf16_layers:  # the mean layer of the model is taken for those that stay BF16
         kept, rest = layout.bf16_share(model.num_layers), replace(layout, bf16_layers=0)
         whole = rollout_weights(model, replace(rest, precision="bf16"))
         return kept * whole + (1 - kept) * rollout_weights(model, rest)
@@ -211,7 +211,7 @@ class EngineBytes(NamedTuple):
     """Libraries and NCCL inside the engine's share."""
     cuda_graphs: Size
     retained: Size
-    """Pools and workspaces that it keeps asleep, beside what is counted awake."""
+    """Pools and workspaces that it keeps asleep, in addition to what is counted awake."""
     framework: Size
     kv_tokens: Size
     """KV capacity of one replica, tokens."""

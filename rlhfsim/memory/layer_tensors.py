@@ -26,7 +26,7 @@ from rlhfsim.specs.model.model import ModelSpec
 
 
 class BackwardPhase(NamedTuple):
-    """A moment of a layer's backward pass, beside the tensors that its forward pass saved."""
+    """A moment of a layer's backward pass: what it holds next to the tensors that its forward pass saved."""
 
     token: float
     """Bytes per token; saved tensors that are free by then count negative."""
@@ -191,7 +191,7 @@ def _recurrent(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
 
 
 def _mixer_width(model: ModelSpec, tp: int, kind: LayerKind) -> float:
-    """Elements per token that stand at once where the tokens are mixed."""
+    """Elements per token that are held at once where the tokens are mixed."""
     if kind.mixer == "recurrent" and model.recurrent:
         return 2.0 * (model.recurrent.in_width + model.recurrent.inner) / tp
     if kind.mixer == "none":
@@ -236,9 +236,9 @@ def _moe(model: ModelSpec, tp: int, s: float, fused: bool, copies: float, width:
 def _moe_phases(model: ModelSpec, copies: float, width: float) -> tuple[tuple[BackwardPhase, ...], float]:
     """Eager: moments of the backward pass, and the widest of the forward pass, as grouped GEMM runs them.
 
-    Where router weights are FP32, the copies that come back are multiplied in FP32; three such tensors stand
-    in the backward pass. Then the gradient of all experts' last matrices is one tensor, and of the others.
-    Source: transformers 5.19, integrations/moe.py, grouped_mm_experts_forward.
+    Where router weights are FP32, the copies that come back are multiplied in FP32; three such tensors are
+    held in the backward pass. Then the gradient of all experts' last matrices is one tensor, and of the
+    others. Source: transformers 5.19, integrations/moe.py, grouped_mm_experts_forward.
     """
     assert model.moe is not None
     h, activation = model.expert_width * copies, BF16 * copies * width

@@ -2,8 +2,8 @@
 
 A step starts where the previous one ended: weights synced, the engine's KV cache not yet mapped.
 Then wake, generate, sleep, each scoring and training call between the moves that bring its role in
-and out, and the sync, where training weights, rollout weights and transfer buffers stand side by
-side (M9). The fullest GPU of a pool is shown: of the first or of the last pipeline stage.
+and out, and the sync, where training weights, rollout weights and transfer buffers are all held
+at once (M9). The fullest GPU of a pool is shown: of the first or of the last pipeline stage.
 
 Not known here: ranks that hold fewer bytes, and peaks of start and checkpointing.
 """

@@ -64,8 +64,8 @@ def _chunk_backward(model: ModelSpec, layout: AnyLayout, tokens: Size, gradients
         one chunk: max(5 C, C + G)      more: max(5 C + G, C + 2 G)
 
     C are the FP32 logits of a chunk: they, the gradient of the target's, and three of the log-sum-exp's
-    gradient stand together. G is the gradient of the output matrix, which all chunks add up before it leaves.
-    Source: executor/engines/transformers/heads.py; torch's derivatives of logsumexp and gather.
+    gradient are held at once. G is the gradient of the output matrix, which all chunks add up before it
+    leaves. Source: executor/engines/transformers/heads.py; torch's derivatives of logsumexp and gather.
     """
     chunk = _chunk(model, tokens)
     gradient = head_gradient(model, layout) if gradients and not model.value_head else 0.0

@@ -2,8 +2,8 @@
 
 A step starts where the previous one ended: weights synced, the engine's KV cache not yet mapped.
 Then wake, generate, sleep, each scoring and training call between the moves that bring its role in
-and out, and the sync, where training weights, rollout weights and transfer buffers stand side by
-side (M9).
+and out, and the sync, where training weights, rollout weights and transfer buffers are all held
+at once (M9).
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def plan_moments(placement: Placement, workload: Workload) -> Iterator[Moment]:
 
 
 def on_weights(homes: Mapping[str, str], workload: Workload) -> dict[str, str]:
-    """The homes of roles that have weights of their own: beside adapters a reference runs on the actor's."""
+    """The homes of roles that have weights of their own: with adapters a reference runs on the actor's."""
     shared = workload.base_is_reference and homes.get("reference") == homes["actor"]
     return {role: home for role, home in homes.items() if role != "reference" or not shared}
 

@@ -109,7 +109,7 @@ NOTHING = RoleBytes(
 
 
 class RoleKind(NamedTuple):
-    """What decides a role's bytes besides its layout and its micro-batch."""
+    """What decides a role's bytes in addition to its layout and its micro-batch."""
 
     model: ModelSpec
     backend: Backend
@@ -130,7 +130,7 @@ class RoleKind(NamedTuple):
 
 
 class RoleMemory(NamedTuple):
-    """What decides a role's bytes besides its layout and what happens between its calls."""
+    """What decides a role's bytes in addition to its layout and what happens between its calls."""
 
     kind: RoleKind
     batch: BatchLengths
@@ -288,7 +288,7 @@ def role_memory(
 def most_host(stages: Sequence[RoleBytes]) -> float:
     """Host bytes for each GPU of the node with the fullest pipeline stages.
 
-    A stage is taken to fill its node; where several stand on one, theirs is less than this.
+    A stage is taken to fill its node; where several are on one, theirs is less than this.
     """
     return max(part.host for part in stages)
 
@@ -337,7 +337,7 @@ class _Standing(NamedTuple):
 
 
 OWN = _Standing._fields[1:-1]
-"""What a `_Standing` says of arrays beside states and communicators."""
+"""What a `_Standing` says of arrays other than states and communicators."""
 Cut: TypeAlias = tuple[Any, ...]
 """Fields `memory.states.CUT` of a layout."""
 _DP = memory.CUT.index("dp")
@@ -389,7 +389,7 @@ def _fp32_sums(kind: RoleKind) -> bool:
 
 
 def _gathered(kind: RoleKind, layout: Layout, part: memory.Shard, plain: float | None) -> Size:
-    """Weights beside the states while layers compute: gathered, cast to BF16, or widened from 4 bit."""
+    """Weights on top of the states while layers compute: gathered, cast to BF16, or widened from 4 bit."""
     lora, software = kind.lora, kind.software
     if plain and lora is None:
         return memory.cast_bytes(part, plain)

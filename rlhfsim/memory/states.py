@@ -129,7 +129,7 @@ def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "on
 
 
 def cut_alike(adapted: bool, tp: int, pp: int, dp: int, cp: int, ep: int, etp: int, *rest: Any) -> object:
-    """What of a `CUT` decides the states of a role beside its elements; tp and pp cut adapters too."""
+    """What of a `CUT` decides the states of a role, apart from its elements; tp and pp cut adapters too."""
     return rest, dp * cp == 1, adapted and (tp, pp)
 
 
@@ -214,7 +214,7 @@ def stage_layers(model: ModelSpec, pp: int, stage: Stage) -> tuple[LayerKind, ..
 def root_params(model: ModelSpec, tp: int, stage: Stage = "only") -> float:
     """Elements outside the layers on one GPU of `stage`: embedding, head, norms, vision tower.
 
-    A tied head stands on the first and on the last pipeline stage.
+    A tied head is on the first and on the last pipeline stage.
     """
     multiple = VOCAB_MULTIPLE * tp if tp > 1 else 1
     table = -(-model.vocab // multiple) * multiple / tp * model.embedding_width
@@ -397,7 +397,7 @@ def lora_params(model: ModelSpec, rank: int) -> int:
 
 
 def adapter_shard(model: ModelSpec, part: Shard, layout: Layout, lora: Lora) -> Shard:
-    """The adapters beside a shard; each is cut by tp on one of its two sides."""
+    """The adapters that go with a shard; each is cut by tp on one of its two sides."""
     elements = lora_params(model, lora.rank) * ((1 + 1 / layout.tp) / 2 / layout.pp)
     return replace(part, dense=elements, expert=0.0, layer=elements / part.num_layers, root=0.0)
 
@@ -436,13 +436,13 @@ def gathered_bytes(
 
     DeepSpeed keeps up to `DEEPSPEED.live` elements live and prefetches whole parameters until its bucket is
     full, so by up to a parameter more. FSDP2 holds the running layer
-    and, for the whole pass, the root (embedding and head), and beside them what the all-gathers wrote, which
+    and, for the whole pass, the root (embedding and head), and with them what the all-gathers wrote, which
     is copied from: their stream keeps a pool of its own, in which a layer is written while what the root's or
     the layer before wrote is kept, and before it the rank's own part in BF16 (`cast`: the shards are FP32).
     FSDP1 (`flat`) gathers into the flat parameter itself, at most two layers
-    at one time. As one group (`whole`) all weights stand there, beside what the all-gather wrote. On one rank
-    the running and the next layer stand there; without resharding after forward
-    (stage 2) all weights, beside what all-gathers wrote. Weights on the host pass through the same buffers.
+    at one time. As one group (`whole`) all weights are there, with what the all-gather wrote. On one rank
+    the running and the next layer are there; without resharding after forward
+    (stage 2) all weights, with what all-gathers wrote. Weights on the host pass through the same buffers.
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard (frees a result
     once the next all-gather has its memory); FSDP1: _flat_param.py, _all_gather_flat_param, and
     _limiter_utils.py; DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py, line 447.
@@ -494,7 +494,7 @@ def gradient_buffer_bytes(
     fewer are trained, of those: one (ZeRO-1), two where the reduction overlaps (ZeRO-2), one and the copy
     that a reduce-scatter interleaves (ZeRO-3); none where ZeRO-1 sums in FP32, one gradient after the other.
     FSDP2 holds one reduce-scatter input, of the layer whose backward pass is through (its gradients
-    until then count with its activations), in `reduced` bytes an element; FSDP1 (`flat`) besides BF16
+    until then count with its activations), in `reduced` bytes an element; FSDP1 (`flat`) also BF16
     gradients of two layers and of the root, which are its input where it reduces in BF16. Megatron reduces in
     place in its FP32 buffer.
     `overlap`: as the executor asks for; DeepSpeed's own default overlaps under ZeRO-3 alone.
@@ -516,7 +516,7 @@ def reduce_scatters(layout: Layout, backend: Backend) -> bool:
 
 
 def summed_again(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool = False) -> Size:
-    """Gradients of a further micro-batch beside the sums of those before it, in the rank's own partition.
+    """Gradients of a further micro-batch on top of the sums of those before it, in the rank's own partition.
 
     ZeRO-2 fills a second buffer of the partition, which it adds when the micro-batch is through; FP32 sums
     take each gradient at once. FSDP2 writes the rank's part of a layer's, or the root's, sum in FP32, in the
@@ -533,7 +533,7 @@ def summed_again(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bo
 
 def summed_whole(part: Shard, gradients: Size, width: float) -> Size:
     """Whole gradients of the micro-batches before, where FSDP reduces once a step (`Software.sums_whole`),
-    beside the `gradients` of the rank's own shards, which come with the last micro-batch alone.
+    in addition to the `gradients` of the rank's own shards, which come with the last micro-batch alone.
 
     `width`, bytes of an element: FSDP2 adds them up in the type that it reduces in, FSDP1 leaves them where
     autograd adds, in BF16. Source: torch 2.13, to_accumulated_grad_if_needed of

@@ -2,7 +2,7 @@
 
 The trainer packs whole tensors into buckets; one with shards gathers the experts of a layer at once, for
 transformers 5 keeps them in two tensors, and of every bucket the last expert's matrix is a copy that stays
-beside the next. The engine keeps what arrived until all tensors of a module
+in memory together with the next. The engine keeps what arrived until all tensors of a module
 (QKV, gate and up, all experts of a layer) are there, makes the module of them and copies it into place.
 
 Sources: vLLM 0.32.0, distributed/weight_transfer/packed_tensor.py (CUDA IPC: one buffer at the trainer, whose

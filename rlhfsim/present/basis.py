@@ -33,7 +33,7 @@ DERIVED = {
     "custom.measured_seconds_per_sample": "measured in the runs on which the profile was calibrated",
     "rules.measured_seconds_per_sample": "measured in the runs on which the profile was calibrated",
 }
-"""What a time can rest on besides coefficients and curves."""
+"""What a time can rest on in addition to coefficients and curves."""
 
 
 class Basis(NamedTuple):
@@ -117,7 +117,7 @@ def capacity_of(plan: Plan, pool: str) -> float:
 
 
 def cores(plan: Plan) -> str:
-    """What stands for a GPU where there is none; empty where there are."""
+    """What takes the place of a GPU where there is none; empty where there are."""
     profiles = [profile_of(h.profile) for h in plan.hardware]
     cpu = any(p is not None and p.vendor == "cpu" for p in profiles)
     return "; there is no GPU here: every GPU below is one core of a CPU" if cpu else ""

@@ -88,7 +88,7 @@ def side_by_side(plan: Plan, measured: Trace) -> Trace:
 
 
 MEASURED, PREDICTED = "measured:", "predicted:"
-"""What stands before the names of pools of either side."""
+"""What is written before the names of pools of either side."""
 
 
 def _predicted(phase: PredictedPhase, pool: str, step: int, start: float) -> Span:
@@ -110,7 +110,7 @@ def _predicted(phase: PredictedPhase, pool: str, step: int, start: float) -> Spa
 
 
 def chrome_path(path: Path) -> Path:
-    """Where the Chrome trace lies beside a trace: `out.json` -> `out.chrome.json`."""
+    """Where the Chrome trace lies next to a trace: `out.json` -> `out.chrome.json`."""
     return (
         path.with_suffix(".chrome.json")
         if path.suffix == ".json"

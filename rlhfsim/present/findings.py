@@ -109,7 +109,7 @@ def break_evens(nearest: str | None, factor: float, winner: str) -> str:
 
 
 def chosen_then(step_s: float | None, written: Callable[[float], str], *, simpler: bool) -> str:
-    """What becomes of the kind of the best plan at a break-even; `simpler`: another one is chosen."""
+    """What happens to the kind of the best plan at a break-even; `simpler`: another one is chosen."""
     kind = "the kind that is fastest now" if simpler else "the chosen kind"
     return f"{kind} {written(step_s)}" if step_s else f"{kind} no longer fits"
 

@@ -118,7 +118,7 @@ def _pairs(spec: Environment | OwnParts | None) -> str | None:
 
 
 def as_option(asked: Speculation | DynamicSampling | WanLink | None, *, digits: int = 10) -> str | None:
-    """What a setting says beside its defaults, as options write it: `rtt=0.06,bandwidth=1250000000`."""
+    """What a setting says other than its defaults, as options write it: `rtt=0.06,bandwidth=1250000000`."""
     if asked is None:
         return None
     said = {f.name: value for f in fields(asked) if (value := getattr(asked, f.name)) != f.default}

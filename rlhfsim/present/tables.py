@@ -16,7 +16,7 @@ class Fit(NamedTuple):
     """How a column shares the width of a terminal."""
 
     overflow: Literal["never", "words", "fold", "cut"] = "never"
-    """What becomes of text that is too long: the column grows, or lines break, or an ellipsis ends it."""
+    """What happens to text that is too long: the column grows, or lines break, or an ellipsis ends it."""
     ratio: int | None = None
     """Share of the room that is left; None: as wide as its text."""
     width: int | None = None
@@ -36,7 +36,7 @@ class ValueKind(NamedTuple):
 
     text: Callable[[Any], str]
     number: bool = True
-    """Whether its values are numbers: they stand to the right and a page sorts by them."""
+    """Whether its values are numbers: they are aligned to the right and a page sorts by them."""
     missing: str = "-"
     """Text in place of None."""
     fit: Fit | None = None
@@ -67,7 +67,7 @@ def fixed_to(digits: int) -> ValueKind:
 
 TEXT = ValueKind(str, number=False, missing="")
 RIGHT = ValueKind(str, missing="")
-"""Texts that stand to the right."""
+"""Texts that are aligned to the right."""
 NAME, BAR = TEXT._replace(fit=NEVER), TEXT._replace(fit=REST)
 """Names, which do not break; bars and lines, which take the room that is left."""
 DASH = TEXT.where("-")
@@ -168,10 +168,10 @@ class Bar(NamedTuple):
 
     stretches: Sequence[Stretch]
     scale: float
-    """Amount that the full width stands for."""
+    """Amount that the full width represents."""
     start: float = 0.0
     limit: float | None = None
-    """Amount beyond which there is nothing to be had; the title of the column stands above it."""
+    """Amount beyond which there is nothing to be had; the title of the column is placed above it."""
     faint: bool = False
 
     def __str__(self) -> str:
@@ -217,7 +217,7 @@ def compact(values: Iterable[float | None]) -> list[float | None]:
 
 
 def at(item: object, path: str) -> Any:
-    """What stands at a path of fields or places in rows, as `1.source`; None where one on the way is None."""
+    """The value at a path of fields or places in rows, as `1.source`; None where one on the way is None."""
     found: Any = item
     for name in path.split("."):
         if found is not None:

@@ -370,7 +370,7 @@ def _tabulated(steps: DecodeSteps, layouts: AnyRolloutLayout, top: float, reach:
 
     With speculation a step over the tokens that it gives: the time per token of a sequence.
 
-    With LoRA `adapters` the host launches two more products beside every one of L layers and handles n
+    With LoRA `adapters` the host launches two more products for every one of L layers and handles n
     sequences one by one, which bounds the step: at least L `adapter_layer_time` + n `adapter_sequence_time`.
     """
     device, model, engine, worker, adapters = steps

@@ -13,7 +13,7 @@ With T turns, an answer of a tokens after each but the last, a response of r tok
 
 u is `environment.prefix_reuse`, the share of the context that the prefix cache still has. Where other
 replicas prefill (`layout.prefill` of the dp), the r tokens that were decoded elsewhere are prefilled there
-too, and the KV of all that is new moves. Those p replicas work beside the d that decode:
+too, and the KV of all that is new moves. Those p replicas work at the same time as the d that decode:
 
     T_rollout = max( decode on d + first prompt,  prefill and transfer on p + one turn of decode )
 
@@ -69,7 +69,7 @@ def prefill(
 
 
 CUT = "tp", "ep", "attention_dp"
-"""Fields that a pass reads of a layout, beside its kind."""
+"""Fields that a pass reads of a layout, in addition to its kind."""
 ALL = *CUT, "pp", "max_batched_tokens"
 
 

@@ -38,7 +38,7 @@ class Requests:
     seed: int = 0
     """Seed of the deal of prompts to replicas."""
     adapters: bool = False
-    """LoRA adapters are applied beside the base weights, which the engine does not merge."""
+    """LoRA adapters are applied in addition to the base weights, as the engine does not merge them."""
     environment: Environment | None = None
     """Sequences wait for it between their turns, each by itself."""
 
@@ -191,7 +191,7 @@ def _fitted(dealt: Floats, prompt: float, saved: float, most: int, capacity: flo
 
         all, if they fit;  else C / (p + E[l^2] / 2 E[l] + half a block), lowered until the peak fits
 
-    In the steady state of a refilled batch a running sequence stands on average at E[l^2] / (2 E[l])
+    In the steady state of a refilled batch a running sequence is on average at E[l^2] / (2 E[l])
     of its response (length-biased age); sequences that start together peak above that.
     """
     each, held = int(dealt.shape[1]), prompt - saved + VLLM.block_tokens / 2

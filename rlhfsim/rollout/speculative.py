@@ -4,7 +4,7 @@
 
 (Leviathan et al. 2023, arXiv 2211.17192; a acceptance.) A drafter makes k passes of n rows, each with a host
 launch of its own (`decode_step_overhead` of no engine in particular); n-grams are matched for nothing.
-Not known here: trees of drafts, steps that lose asynchronous scheduling, drafters that are trained beside the
+Not known here: trees of drafts, steps that lose asynchronous scheduling, drafters that are trained with the
 policy, an acceptance that falls as the policy leaves its drafter, verification that waits for the luckiest.
 """
 

@@ -17,8 +17,8 @@ same number. Streamed training may overlap scoring, so there a pool only has its
 end_p >= max(a, R_p + X_p). With staleness the learner needs its own chain for every step, and the
 rollout its work: T >= max(scored' + X_p + S', T_rollout), where scored' starts at 0 and S' is what
 the schedule exposes (`simulation.asynchronous.run` proves T_rollout). GPUs that are lent generate only
-while the learner waits: with t of them beside the rollout's g, its work of W_g seconds on g alone ends no
-sooner than (g W_g + t L) / (g + t) into a step whose learner takes L.
+while the learner waits: with t of them in addition to the rollout's g, its work of W_g seconds on g alone
+ends no sooner than (g W_g + t L) / (g + t) into a step whose learner takes L.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rlhfsim.step.rule_rewards import rules_ahead, rules_cost, rules_latency
 
 ORDERED = 1e-11
 """Share of the learner's chain in the bound of a rollout that never drains: of equal ones the fastest learner
-comes first, as simulations beside it say most of the others. Bounds are compared up to 1e-9."""
+comes first, as simulations with it say most about the others. Bounds are compared up to 1e-9."""
 
 
 def objective_bound(partition: Partition, request: Request, pools: Sequence[Numbers], sync: Floats) -> Floats:
@@ -165,7 +165,7 @@ def _stale(partition: Partition, rules: float, own: float, pools: Sequence[Numbe
 
 
 def learner_seconds(partition: Partition, request: Request, pools: Sequence[Numbers]) -> Floats:
-    """What the learner's chain takes for one batch where the rollout runs beside it."""
+    """What the learner's chain takes for one batch where the rollout runs at the same time."""
     own = controller_seconds(request, partition)
     return _learner(partition, rules_seconds(request.workload), own, pools)
 

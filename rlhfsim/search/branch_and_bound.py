@@ -97,7 +97,7 @@ class SearchResult:
 
 
 class _Part(NamedTuple):
-    """A part of a space that was searched, with what is known of it."""
+    """A part of a space that was searched, with what is known about it."""
 
     subproblems: Subproblems
     branches: Sequence[Branch]
@@ -216,7 +216,7 @@ class Search:
         below: float,
         tolerance: float,
     ) -> SearchResult:
-        """The best plan of a part of the space that was searched, with all that is known of it."""
+        """The best plan of a part of the space that was searched, with all that is known about it."""
         request = replace(self.request, architecture=architecture or self.request.architecture)
         branches = [b for b in self._branches() if only(b.partition) and may_carry(request, b.partition)]
         part = _Part(
@@ -489,7 +489,7 @@ class Search:
         return unfit, beaten
 
     def _promising(self, skeleton: Skeleton, rollouts: PoolTable) -> PoolTable:
-        """The engines of a skeleton that were not simulated beside learners as fast as its fastest, or were
+        """The engines of a skeleton that were not simulated with learners as fast as its fastest, or were
         no slower than the best plan."""
         learner, sync = self.subproblems.least_beside(skeleton)
         moves = [sync, 0.0, 0.0] if skeleton.partition.schedule.lend else [sync]
@@ -504,7 +504,7 @@ class Search:
         return self.limit * (1 + 2 * EQUAL)
 
     def _ran(self, skeleton: Skeleton, rollouts: PoolTable) -> list[list[Beside]]:
-        """Simulated plans with each engine of a table, whatever ran beside it."""
+        """Simulated plans with each engine of a table, whatever ran at the same time."""
         partition, sizes = skeleton.partition, skeleton.sizes
         rollout, actor = partition.pool_of("rollout"), partition.pool_of("actor")
         assert rollout is not None

@@ -119,7 +119,7 @@ class Bounds:
 
     @property
     def least(self) -> float:
-        """The least bound that is known of any."""
+        """The least bound known for any skeleton."""
         return float(self.bound.min())
 
     def update(self, priced: Collection[PriceKey]) -> None:

@@ -9,7 +9,7 @@ from rlhfsim.frozen import frozen
 
 @frozen
 class Certificate:
-    """Complete plans (the cross product of all choices) by what became of them; disjoint."""
+    """Complete plans (the cross product of all choices) by what happened to them; disjoint."""
 
     space: int
     infeasible: int

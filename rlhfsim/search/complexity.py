@@ -58,7 +58,7 @@ def _cuts(placement: Placement) -> frozenset[tuple[int, ...]]:
 
 
 def overlaps(schedule: Schedule) -> int:
-    """Ways in which calls of a schedule run beside each other."""
+    """Ways in which calls of a schedule run at the same time."""
     overlaps = schedule.asynchronous, schedule.partial_rollout, schedule.overlapped_sync
     return sum((*overlaps, schedule.streaming, schedule.double_buffered, schedule.lend))
 

@@ -113,7 +113,7 @@ that brute force has found. Simulating them all takes a search of 8 GPUs from 30
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A simulated plan, by what runs beside its rollout."""
+    """A simulated plan, described by what runs at the same time as its rollout."""
 
     learner_s: float
     """The learner's chain for one batch."""

@@ -38,7 +38,7 @@ from rlhfsim.units import Dimension, format
 
 @frozen
 class Exclusion:
-    """What became of one complete plan in a search."""
+    """What happened to one complete plan in a search."""
 
     kind: Literal["refused", "does_not_fit", "dominated", "bounded", "slower", "chosen"]
     """refused: not in the space; bounded: cannot be better than the best plan; slower: simulated."""

@@ -176,7 +176,7 @@ def _first_of_each(classes: Ints, sizes: Floats) -> Ints:
 
 
 def _ranks(classes: Ints) -> Ints:
-    """Place of each row among those of its class, which stand together."""
+    """Place of each row among those of its class, which are in adjacent rows."""
     starts = np.flatnonzero(np.diff(classes, prepend=classes[:1] - 1))
     sizes = np.diff(starts, append=len(classes))
     return np.asarray(np.arange(len(classes)) - np.repeat(starts, sizes))

@@ -1,8 +1,8 @@
 """Sizes of a micro-batch that compete: sequences, or packs where lengths differ and the framework packs.
 
 Both double from one sequence of the longest length on: less does not hold it, and what a micro-batch costs
-beside its tokens (launches, weights that ZeRO-3 gathers) falls with their number, so that finer steps differ
-little. Where all sequences are alike, packs are numbers of sequences.
+apart from its tokens (launches, weights that ZeRO-3 gathers) falls with their number, so that finer steps
+differ little. Where all sequences are alike, packs are numbers of sequences.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ def role_variants(
     """What a role may do between its calls: stay, move its optimizer states, move altogether.
 
     Of those what the framework can say where it `shares` its GPUs or not. Where it always swaps, a reference
-    in the actor's pool (`beside_actor`) is swapped, or comes from the host beside an actor that does so too.
+    in the actor's pool (`beside_actor`) is swapped, or comes from the host with an actor that does so too.
     """
     says = request.runs.says.places(shares=shares).between.get(role) if request.runs else None
     if layout.offload_params != "none":  # all is on the host whenever it is not used

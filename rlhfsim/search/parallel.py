@@ -154,7 +154,7 @@ def serial() -> Iterator[None]:
 
 
 def cores() -> int:
-    """Cores that this process may use and that no process beside it works on."""
+    """Cores that this process may use and that the process of `beside` does not work on."""
     every = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     other = _BESIDE.get()
     return every if other is None or other.poll() else max(1, every - 1)

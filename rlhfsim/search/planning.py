@@ -120,7 +120,7 @@ def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
 
 
 def asked(request: Request) -> AskedBound:
-    """What may compete in a request; cluster and workload stand in the plan itself."""
+    """What may compete in a request; cluster and workload are in the plan itself."""
     given: dict[str, Any] = {f.name: getattr(request, f.name) for f in fields(AskedBound)}
     given |= {
         "allow": tuple(sorted(request.allow)),
@@ -133,7 +133,7 @@ def asked(request: Request) -> AskedBound:
 
 
 def _price(request: Request) -> float | None:
-    """USD per GPU-hour where the user gave it, beside the request or as the profile's own."""
+    """USD per GPU-hour where the user gave it, with the request or as the profile's own."""
     given = (p.profile.price for p in request.cluster.node_groups)
     stated = [price.value for price in given if price is not None and price.date == GIVEN]
     return request.price if request.price is not None else stated[0] if stated else None

@@ -148,7 +148,7 @@ class Pricer:
 
     @property
     def paths(self) -> dict[Any, Any]:
-        """What is known of weight paths, see `search.weight_paths`."""
+        """What is known about weight paths, see `search.weight_paths`."""
         return self._shared.paths
 
     @property

@@ -38,7 +38,7 @@ def rollout_layouts(
 ) -> tuple[RolloutLayout, ...]:
     """Layouts of the inference engine that fill `gpus` GPUs, which it `shares` with the actor or not.
 
-    The same layout at falling shares of memory stands together.
+    Layouts that differ only in their share of memory follow each other, at falling shares.
     """
     fixed = request.fix.get("rollout", {})
     layouts = []
@@ -101,7 +101,7 @@ def _running(request: Request, layout: RolloutLayout, gpus: int, shares: bool) -
 
 
 def _speculations(request: Request, layout: RolloutLayout) -> tuple[Speculation | None, ...]:
-    """Speculative decoding of the workload beside none, where an engine can have it; a draft that is trained
+    """No speculative decoding, and that of the workload where an engine can have it; a draft that is trained
     is used."""
     asked = request.workload.speculation
     if asked is None or layout.pp > 1:

@@ -177,7 +177,7 @@ class Subproblems:
         return known.outline
 
     def _opened(self, skeleton: Skeleton) -> _Open:
-        """What is known of a skeleton while it is looked at further and further."""
+        """What is known about a skeleton while it is looked at further and further."""
         if self._open.skeleton is not skeleton:
             self._open = _Open(skeleton=skeleton)
         return self._open
@@ -296,7 +296,7 @@ class Subproblems:
         )
 
     def _learner(self, partition: Partition, index: int) -> Callable[[Numbers], Floats] | None:
-        """The learner's chain where this pool has all of it, beside a rollout that never drains."""
+        """The learner's chain where this pool has all of it, while a rollout runs that never drains."""
         alone = len(partition.groups) == len(ENDS) and "rollout" not in partition.groups[index]
         if partition.pace != "continuous" or partition.schedule.lend or not alone:
             return None

@@ -11,7 +11,7 @@ interval.
     D* = sqrt(2 C M)        Young 1974, CACM 17(9);  Daly 2006, FGCS 22(3), eq. 37 adds higher orders
 
 Nodes fail independently, memoryless, also while the job restarts or writes a checkpoint; a restart that is
-hit begins anew. Not known here: hot spares, checkpoints written beside training (give the blocking part
+hit begins anew. Not known here: hot spares, checkpoints written during training (give the blocking part
 as C), failures that shrink the job.
 """
 

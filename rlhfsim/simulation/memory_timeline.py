@@ -143,7 +143,7 @@ class MemoryTimeline:
         self._lent = "running" if awake else "idle"
         self._note(self._lender, ROLLOUT, now)
 
-    # --- what stands there ----------------------------------------------------------------------------
+    # --- what memory holds ----------------------------------------------------------------------------
 
     def level(self, pool: str) -> float:
         """Bytes on the fullest GPU of a pool now."""

@@ -1,4 +1,4 @@
-"""The door to the simulation: `simulate` runs a plan.
+"""The entry point of the simulation: `simulate` runs a plan.
 
     simulate(setting, kv_tokens)                                   # one synchronous step
     simulate(setting, kv_tokens, steps=20, warmup=3, seed=0, noise=Noise(...), record="trace")

@@ -252,7 +252,7 @@ def _pool_links(cluster: Cluster, pool: ResourcePool) -> Links:
 
 
 def _node_shares(cluster: Cluster, pool: ResourcePool) -> dict[str, float]:
-    """Nodes under a pool and its share of their GPUs; nodes that it has whole stand as one."""
+    """Nodes under a pool and its share of their GPUs; nodes that it has whole are counted as one."""
     size = cluster.node_groups[pool.hardware].gpus_per_node
     begin, end = pool.start, pool.start + pool.gpus
     shares: dict[str, float] = {}

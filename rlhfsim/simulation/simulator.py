@@ -13,8 +13,9 @@ How to use it (both kinds of schedule):
 
 `work` returns `Done(start, end, cost)`; its cost has a part `contention` where shared links made it
 longer. It begins and ends the call in the memory timeline and records one span a pool. It takes no place
-in line: what runs beside the pool's calls (an overlapped sync, one replica) calls it alone. Parts of
-a call (a replica, a piece) use `simulator.shared_links` and `simulator.recorder.span(...)` themselves.
+in line: what runs at the same time as the pool's calls (an overlapped sync, one replica) calls it alone.
+Parts of a call (a replica, a piece) use `simulator.shared_links` and `simulator.recorder.span(...)`
+themselves.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class _Launch:
                 self.ended[step.name] = self._start(step)
 
     def _start(self, step: Step) -> simpy.Event:
-        # a program is sorted: what a call needs stands before it, or in no step of this iteration
+        # a program is sorted: what a call needs comes before it, or in no step of this iteration
         needs = [self.ended[n] for n in step.needs if n in self.ended]
         # as in the closed form, a pool goes on when the latency of a call that took samples early is over
         needs += [event for pools, event in self.early if pools & set(step.pools)]
@@ -185,7 +185,7 @@ class _Launch:
     # --- generation -----------------------------------------------------------------------------------
 
     def _rollout(self, step: Step) -> Generator[simpy.Event, Any, Done]:
-        """Generation; meanwhile the KV cache stands at the most that a replica comes to hold."""
+        """Generation; meanwhile the KV cache is counted at the most that a replica comes to hold."""
         simulator, generation = self.simulator, self.ran.program.generation
         simulator.kv_cache(generation.kv_tokens if generation else 0.0)
         if self.finish or self.ran.program.turns:

@@ -32,7 +32,7 @@ Trail = tuple[int | str, ...]
 MAX_DEPTH = 64
 """Deeper nesting is refused: parsers written in C end the interpreter at some depth."""
 MAX_VALUES = 50_000
-"""Most values that the aliases of a file stand for."""
+"""Most values that the aliases of a file expand to."""
 _MAYBE_ALIAS = re.compile(r"(?:^|[\s,:\[{?-])\*[^\s,\[\]{}*]")
 _MAYBE_DEEP = re.compile(rf"^[ ?:-]{{{MAX_DEPTH // 2},}}\S", re.MULTILINE)
 """A block of YAML nests at most twice a column."""
@@ -64,7 +64,7 @@ class _Loader(yaml.CSafeLoader):
 
 
 class Source:
-    """A parsed file that can tell where each value stands."""
+    """A parsed file that can tell where each value is."""
 
     def __init__(self, name: str, text: str, data: Any) -> None:
         """`data` is what `text` says; the tree with the marks is built when an error needs a place."""
@@ -159,7 +159,7 @@ def _unreadable(reason: str, place: Place) -> RlhfsimError:
 
 
 def _check_events(text: str, name: str, *, aliases: bool) -> bool:
-    """Whether there are aliases, which stand for `MAX_VALUES` at most where they may be; no deep nesting."""
+    """Whether there are aliases, which expand to `MAX_VALUES` at most where they may be; no deep nesting."""
     deep = text.count("[") + text.count("{") > MAX_DEPTH or _MAYBE_DEEP.search(text)
     if not deep and not _MAYBE_ALIAS.search(text):  # the scan for events costs as much as loading
         return False
@@ -230,7 +230,7 @@ def _texts(data: Any, path: Trail) -> Iterator[tuple[Trail, str]]:
 
 
 def parse_yaml(text: str, name: str, *, aliases: bool = False) -> Source:
-    """A YAML (or JSON) document; aliases are refused (they can explode), or stand for `MAX_VALUES` at most.
+    """A YAML (or JSON) document; aliases are refused (they can explode), or expand to `MAX_VALUES` at most.
 
     Where there are some, a key that is given twice is not refused.
     """

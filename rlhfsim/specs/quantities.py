@@ -1,4 +1,4 @@
-"""Numbers as they stand in files: with unit, interval and source."""
+"""Numbers as they are written in files: with unit, interval and source."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Text = Annotated[str, Field(min_length=1, max_length=2000)]
 """Words that must be there, such as a source."""
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
-"""Number formats of matrix products; `fp8` and `fp4` stand for every scaling recipe."""
+"""Number formats of matrix products; `fp8` and `fp4` cover every scaling recipe."""
 BYTES_PER_ELEMENT: dict[str, float] = {
     **{"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5},
     "mxfp4": 0.5 + 1 / 32,
@@ -138,4 +138,4 @@ def _with_dimension(data: object) -> object:
 
 
 CoefficientText = Annotated[Coefficient, BeforeValidator(_with_dimension)]
-"""A coefficient as it stands in a file."""
+"""A coefficient as it is written in a file."""

@@ -24,7 +24,7 @@ def remedy(kind: Any, trail: Sequence[int | str]) -> str:
 
 
 def _at(kind: Any, sections: Sequence[str]) -> list[Any]:
-    """The dataclasses that may stand there; of a union's name (pydantic puts it in a place), the same."""
+    """The dataclasses that may be there; of a union's name (pydantic puts it in a place), the same."""
     kinds = list(_dataclasses(kind))
     for name in sections:
         hints = [get_type_hints(k).get(name) for k in kinds]

@@ -520,7 +520,7 @@ def sync_cost(setting: CallSetting) -> Cost:
 
 
 def _with_draft(setting: CallSetting) -> float:
-    """Bytes of the policy with a draft that is trained beside it, over those of the policy alone."""
+    """Bytes of the policy with a draft that is trained along with it, over those of the policy alone."""
     if not setting.workload.trains_draft:
         return 1.0
     model = setting.models.actor

@@ -29,7 +29,7 @@ def biased(phase: str) -> bool:
 
 
 def mode_of(phase: str, placement: Placement, workload: Workload) -> str:
-    """`graphs` or `eager`, `packed` or `padded`, with `lora` where adapters are beside the weights.
+    """`graphs` or `eager`, `packed` or `padded`, with `lora` where there are adapters next to the weights.
 
     A weight sync is named by its path.
     """

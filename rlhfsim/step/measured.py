@@ -46,7 +46,7 @@ COEFFICIENTS = {
     "rlhf.step": "rl_step_discrepancy",
     "memory.training_peak": "memory_discrepancy",
 }
-"""Kind of a measured run -> coefficient with the spread beside a measured run."""
+"""Kind of a measured run -> coefficient with the spread close to a measured run."""
 SIZES = {"params": 0.3, "length": 0.2, "gpus": 0.15}
 """Distance of an e-fold."""
 WORDS = {
@@ -252,7 +252,7 @@ def _peak_distance(question: Conditions) -> float:
 
 
 def spread(base: float, away: float) -> float:
-    """Standard deviation of ln(true / predicted) beside what the coefficients say."""
+    """Standard deviation of ln(true / predicted) in addition to what the coefficients say."""
     return base * math.hypot(1.0, away)
 
 

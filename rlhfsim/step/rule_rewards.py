@@ -1,4 +1,4 @@
-"""What rule rewards take on CPUs or at a remote judge, and whether they run beside generation.
+"""What rule rewards take on CPUs or at a remote judge, and whether they run during generation.
 
 A profile that was calibrated on runs holds what rules, environments and own parts took there: a workload that
 states what those runs stated is given it, one that states other seconds keeps its own.

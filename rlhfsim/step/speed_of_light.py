@@ -28,8 +28,8 @@ def limits(setting: CallSetting, generation: Generation | None) -> dict[str, flo
 
     n GPUs of peak rate F and memory bandwidth B, W bytes of active weights, r GPUs of a replica, passes: the
     mean response over the batches that run at once (`batches_at_once`), kappa bytes of KV cache a token, p
-    prompt and l response. Optimistic: every response runs beside all others, nothing is recomputed or padded,
-    windowed layers read no cache.
+    prompt and l response. Optimistic: every response runs at the same time as all others, nothing is
+    recomputed or padded, windowed layers read no cache.
     """
     seconds = {call.name: limit_of(setting, call, generation) for call in dataflow(setting.workload)}
     return {name: limit for name, limit in seconds.items() if limit is not None}

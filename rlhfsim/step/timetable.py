@@ -156,7 +156,7 @@ def chain(phases: list[Phase]) -> tuple[int, ...]:
 
 
 def steady_timetable(steps: list[Step], schedule: Schedule, continuous: Cost | None) -> Timetable:
-    """Generation beside everything else; the step is the slower side plus the exposed sync.
+    """Generation at the same time as everything else; the step is the slower side plus the exposed sync.
 
         T = max(T_gen', T_score + T_train) + T_sync          (sync overlapped: inside the max)
 

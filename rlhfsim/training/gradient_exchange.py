@@ -26,8 +26,8 @@ Link = Literal["nvlink", "network"]
 LINKS: tuple[Link, ...] = ("nvlink", "network")
 BF16, FP32 = 2.0, 4.0
 STATE_BYTES: dict[Optimizer, float] = {"adam": 26.0, "adam8bit": 14.0, "sgd": 10.0}
-"""HBM bytes per owned parameter besides its gradient: FP32 master, momentum and variance read and
-written, BF16 weight written (3 x 8 + 2); 8-bit moments 8 + 4 + 2; SGD 8 + 2. Counting (T9)."""
+"""HBM bytes per owned parameter in addition to those of its gradient: FP32 master, momentum and variance
+read and written, BF16 weight written (3 x 8 + 2); 8-bit moments 8 + 4 + 2; SGD 8 + 2. Counting (T9)."""
 
 
 @frozen
@@ -189,7 +189,8 @@ def exchange(
     """Exposed data-parallel traffic of one optimizer step, and the compute that it slows.
 
     All shards on one link share it and the time it is free: no step is shorter than the traffic of a
-    link. Collectives that run beside kernels take a share of the SMs (Calculon, arXiv 2305.06990).
+    link. Collectives that run at the same time as kernels take a share of the SMs (Calculon,
+    arXiv 2305.06990).
     """
     parts: list[Part] = []
     eta, depth = device["overlap_dp"], -(-model.num_layers // layout.pp)
@@ -248,7 +249,7 @@ def dequantised(device: Device, model: ModelSpec, layout: AnyLayout, passes: Siz
 
 
 def summed(device: Device, model: ModelSpec, layout: AnyLayout, micro_batches: Size, *, share: float) -> Part:
-    """What sums in FP32 take beside sums in BF16: they are read and written once a micro-batch.
+    """What sums in FP32 take in addition to sums in BF16: they are read and written once a micro-batch.
 
     m Psi_held (2 + 2) / (B_m eta)        Psi_held = Psi, of its owner from ZeRO-2 on
     """
@@ -360,7 +361,8 @@ def fetches(
 
     A layer's copy runs on a stream of its own while the layer before computes: it hides behind `compute`
     seconds as ZeRO-3's gathers do (torch, foreach_all_gather; DeepSpeed, overlap_comm). FP32 gradients of
-    `returned` micro-batches beside those that the update counts come down, and block (foreach_reduce).
+    `returned` micro-batches, in addition to those that the update counts, come down, and block
+    (foreach_reduce).
     """
     held = sum(s.owned(3) for s in shards(device, model, layout))
     copying, depth = least(device.gpus_per_node, layout.gpus), -(-model.num_layers // layout.pp)

@@ -170,7 +170,7 @@ def embedding(device: Device, model: ModelSpec, work: Work) -> Layer:
 
 
 def adapter_time(device: Device, model: ModelSpec, work: Work, *, kind: LayerKind) -> tuple[Size, Size]:
-    """Forward and backward seconds of the adapters (LoRA) beside every matrix of a layer: memory, not FLOP.
+    """Forward and backward seconds of the adapters (LoRA) next to every matrix of a layer: memory, not FLOP.
 
         forward   rows (k + 3 n) x 2 B: the input read again, the adapter's output written, read and added
         backward  rows (2 n + 4 k) x 2 B: the gradient of the output read for both adapters, the input read,

@@ -71,7 +71,7 @@ def pack_len(
 def fill(workload: Workload, count: int, tokens: float, drawn: tuple[float, ...] | None = None) -> float:
     """Mean real tokens of a pack: tokens of `count` sequences over the packs that hold them.
 
-    One above `tokens` stands alone.
+    One above `tokens` is alone in its pack.
     """
     lengths = _lengths(workload, count, drawn)
     room = np.zeros(len(lengths))

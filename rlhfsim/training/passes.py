@@ -72,7 +72,7 @@ def passes(
 
     Adapters pass over inputs and outputs of every matrix and double what the host launches; where each is
     a shard of its own, it is gathered for every pass and reduced (`adapter_gather_time` a layer and pass).
-    Where several sets stand side by side the host waits for their tokens (`adapter_sets_time`).
+    Where several sets are held side by side the host waits for their tokens (`adapter_sets_time`).
     """
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
     raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0

@@ -104,7 +104,7 @@ def _entry(data: Mapping[str, Any]) -> Assumption:
 
 
 def _cell(value: Any) -> str:
-    """A YAML value as it would stand in the table: `true` and `null` are `yes` and blank."""
+    """A YAML value as it would be written in the table: `true` and `null` are `yes` and blank."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -62,7 +62,7 @@ class Outcome:
     line: int
     """1-based line in the CSV (the header is line 1)."""
     source: str
-    """Publication, as scored: rows of one source stand together."""
+    """Publication, as scored: rows of one source are listed together."""
     label: str
     """Model, GPUs and layout for people."""
     unit: str = "s"

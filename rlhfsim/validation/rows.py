@@ -160,7 +160,7 @@ class Row:
 def publication(source: str) -> str:
     """The repository file, paper or thread of a `source` cell, without section and commit.
 
-    MLPerf results stand one submission a file: they are one publication a round.
+    MLPerf results are stored one submission a file: they are one publication a round.
     """
     name = re.split(r" § | \(|; | Table | Figure ", source, maxsplit=1)[0].strip()
     return name.split("@")[0] if name.startswith("mlcommons/") else name

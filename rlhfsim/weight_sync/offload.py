@@ -61,7 +61,7 @@ and FSDP workers of verl and NeMo-RL use `tensor.to("cpu")`, which is pageable."
 
 
 class MovedBytes(NamedTuple):
-    """Bytes on each GPU of a role that a move may carry, by what becomes of them; arrays of many layouts."""
+    """Bytes on each GPU of a role that a move may carry, by what happens to them; arrays of many layouts."""
 
     frozen: Size
     """Weights that a call does not change: dropped after it, the host copy stays."""

@@ -29,13 +29,13 @@ class Cut(NamedTuple):
     rollout: Size
     """Parts in the rollout."""
     near: Size
-    """Share of the training parts that stand in one domain."""
+    """Share of the training parts that are in one domain."""
     reach: Size = 1.0
     """Share of them among the GPUs whose rollout ranks can be given in any order: a domain, or a replica
     where it is larger."""
     spread: bool = False
     """The rollout may put its parts into the domain where training holds them: stages of a pipeline may
-    stand apart, ranks of a TP group may not."""
+    be apart from each other, ranks of a TP group may not."""
 
     @property
     def kept(self) -> Size:

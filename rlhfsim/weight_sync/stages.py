@@ -54,7 +54,7 @@ def gather(ends: Route, *, all_stages: bool) -> Stage:
 
         t = shard p_far / B_nic + (received - shard p_far) / B_gather + 2 held / B_hbm + n_tensors a
 
-    p_far pipeline stages that stand in other domains: each GPU receives their shards over its own NIC
+    p_far pipeline stages that are in other domains: each GPU receives their shards over its own NIC
     before its group gathers them. B_gather of the group's size (`kernels.links.gather_rate`); a is
     `sync_unshard_latency` where every parameter is gathered by itself (ZeRO-3, FSDP), else
     `sync_gather_latency`, with `sync_far_latency` on top where tensors cross nodes one by one. A

@@ -66,7 +66,7 @@ def _nodes(gpus: Size, device: Device) -> Size:
 
 
 def host_update(ends: Route, *, staged: Rate | None = None) -> Priced:
-    """S4, the update itself: weights stand in pinned host memory, cut over the rollout GPUs.
+    """S4, the update itself: weights are in pinned host memory, cut over the rollout GPUs.
 
         T = start + communicator + (S / n) / B_h2d + pipeline(broadcast, reload)
 

@@ -46,7 +46,7 @@ class Quantity:
     path: str
     """Dotted path into the request."""
     times: Callable[[Any, float], Any] = lambda value, factor: value * factor
-    """What stands there, a factor times as much."""
+    """The value there, a factor times as much."""
     now: float | None = None
     unit: Dimension = "1"
     steps: tuple[float, ...] = ()

@@ -1,7 +1,7 @@
-"""Dotted paths into questions and documents: which exist, what stands there, and data with a value replaced.
+"""Dotted paths into questions and documents: which exist, their values, and data with a value replaced.
 
 `cluster.node_groups.0.gpus` counts list items from 0; one past the end of a document's list adds an item, and
-`*` is every item of typed data. A text `4x` stands for four times what the base has there.
+`*` is every item of typed data. A text `4x` means four times what the base has there.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def check_known(path: str, kind: Any, place: Place | None) -> None:
 
 
 def value_at(data: Any, path: Keys) -> Any:
-    """What stands at a path of plain or typed data; None where nothing does."""
+    """The value at a path of plain or typed data; None where there is none."""
     for key in path:
         if isinstance(data, Mapping):
             data = data.get(key)
@@ -147,7 +147,7 @@ def _keyed(data: Any) -> Any:
 
 
 def put(data: Any, path: Keys, value: Any, place: Place | None = None) -> Any:
-    """Data with a value or a function of what stands there, at a path; a document without it where None.
+    """Data with a value or a function of the value there, at a path; a document without it where None.
 
     What lies on the way in a document and is absent is made.
 

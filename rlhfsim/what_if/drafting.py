@@ -26,7 +26,7 @@ HALVINGS = 7
 
 @frozen
 class WouldDraft:
-    """A plan with an EAGLE-3 head beside its rollout."""
+    """A plan with an EAGLE-3 head added to its rollout."""
 
     slow_s: float
     """Seconds of a step at the least of the published acceptances."""

@@ -49,7 +49,7 @@ def gains(prices: Prices, best: Candidate, step_s: float) -> list[Gain]:
     """A good step with each switch or backend that does not compete: met by a warm start, not proven.
 
     A switch that changes the workload and a backend are searched on the pools of the chosen plan;
-    `async` on a rollout pool beside one for everything else. What is saved is a share of
+    `async` on a rollout pool and a pool for everything else. What is saved is a share of
     `step_s`, the seconds of the chosen plan.
     """
     request = prices.request

@@ -1,7 +1,7 @@
 """The fullest instant of a plan on every GPU pool and node: each call and move on the clock, and the saves.
 
 Start-up holds no more than these: roles are built one by one as a training call holds them, and the engine's
-profile run stands for its rollout.
+profile run counts as its rollout.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Change:
 
 
 def setting(name: str, values: Mapping[str, Any]) -> Change:
-    """The change that puts values, or functions of what stands there, at dotted paths, in this order."""
+    """The change that puts values, or functions of the value there, at dotted paths, in this order."""
 
     def apply(question: Question) -> Question:
         for path, given in values.items():

@@ -51,7 +51,7 @@ class Rank:
 
 @frozen
 class Recalibrated:
-    """The answer on calibrated profiles beside the one on the profiles before them."""
+    """The answer on calibrated profiles and the one on the profiles before them."""
 
     profiles: dict[str, Provenance]
     moved: tuple[ChangedCoefficient, ...]

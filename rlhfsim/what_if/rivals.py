@@ -4,7 +4,7 @@ Kinds: each other architecture, however its roles share the GPUs; the architectu
 that share them otherwise; and the best plan of each other workload that the allowed switches make. What a
 part may still hold is known: `TOLERANCE` where its search ended, more where a time limit ended it.
 
-The best plan may have a part that nobody has run: one of parts that ran stands in its place where it is
+The best plan may have a part that nobody has run: one of parts that ran takes its place where it is
 little slower.
 """
 

@@ -147,7 +147,7 @@ def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> t
     """The plan that is recommended, where `best` is that of the question of `prices`; often that one.
 
     With the workload that it is for: where `best` sums too many gradients in BF16, the best that sums in
-    FP32, or fewer, stands in its place, if any.
+    FP32, or fewer, takes its place, if any.
 
     `at_most`: the seconds that targets leave to it.
     """

@@ -54,7 +54,7 @@ LARGER = 2
 SURE = 3.0
 """Standard deviations that the mean of drawn lengths may lie below its expectation."""
 FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)
-"""Sizes that are tried beside that of a plan, times the GPUs of the plan."""
+"""Sizes that are tried in addition to that of a plan, times the GPUs of the plan."""
 LIMIT_S = 15.0
 """Longest search of all of them, shared among those that are left."""
 LEAST_S = 0.1
@@ -127,7 +127,7 @@ class Size:
 
 @frozen
 class Sizes:
-    """What was tried beside the plan's own size, ascending."""
+    """What was tried in addition to the plan's own size, ascending."""
 
     tried: tuple[Size, ...] = ()
     notes: tuple[str, ...] = ()

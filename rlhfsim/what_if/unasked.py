@@ -28,7 +28,7 @@ WORTH = 0.1
 
 @frozen
 class SentChanges:
-    """A weight path of changes beside the plan's own."""
+    """A weight path of changes, compared with the plan's own."""
 
     path: WeightPath
     seconds: float

@@ -5,7 +5,7 @@ of most of the framework's own examples of the model's kind and size (`Runs.usua
 the question, nothing fits with it, or another one is faster by more than the model's error. Large dense
 policies and mixtures of experts stay with what is run at their size, however fast another one may be.
 
-The plan of the other side stands beside it: what `rlhfsim launch` runs next to the best production framework
+The plan of the other side is given with it: what `rlhfsim launch` runs next to the best production framework
 of which runs were compared.
 """
 

@@ -35,7 +35,7 @@ AHEAD = 100
 
 @frozen
 class Notice:
-    """Something that a watch says besides figures."""
+    """Something that a watch says in addition to figures."""
 
     kind: Literal["waiting", "note", "restart"]
     text: str

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration from a layout: a pure function, shown beside a run and tested."""
+"""DeepSpeed's configuration from a layout: a pure function, shown with a run and tested."""
 
 from __future__ import annotations
 

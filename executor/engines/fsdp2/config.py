@@ -1,4 +1,4 @@
-"""What `fully_shard` is given, from a layout: a pure function, written beside a run; the engine obeys it.
+"""What `fully_shard` is given, from a layout: a pure function, written with each run; the engine obeys it.
 
 And what the engine does not do, known before anything starts.
 """

@@ -219,7 +219,7 @@ def _fill(model: heads.HeadedModel, unread: EmptyParameters | None, seed: int, d
         elif part.numel():
             assert unread is not None
             unread.files.read(unread.names[name.replace(".base_layer.", ".")], part, start=start)
-    for module in model.modules():  # a tied matrix stands in two
+    for module in model.modules():  # a tied matrix is in two
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in filled:
                 setattr(module, name, filled[parameter])

@@ -26,8 +26,8 @@ VARLEN, FLASH = "rlhfsim_varlen", "flash_attention_2"
 MORE = ("sliding_window", "attn_logit_softcapping", "attention_chunk_size", "attention_sinks")
 """Fields of a model's configuration that ask for more than causal softmax."""
 SINKS = ("gpt_oss",)
-"""Types whose heads have a learnt score beside those of tokens; PyTorch's scaled dot product knows neither
-that nor a cap."""
+"""Types whose heads have a learnt score in addition to those of tokens; PyTorch's scaled dot product knows
+neither that nor a cap."""
 WIDEST = 256
 """Largest head size of FlashAttention."""
 

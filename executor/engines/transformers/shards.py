@@ -18,7 +18,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frozen import frozen
 
 BLOCK_BYTES = 32 * 2**20
-"""Bytes of rows that are on the host at one time, besides their mapped file pages."""
+"""Bytes of rows that are on the host at one time, in addition to their mapped file pages."""
 
 
 class ModelFiles:

@@ -48,7 +48,7 @@ class StoredForm:
         for bucket in buckets:
             stored = self._undone(bucket) if bucket and self._conversions else bucket
             yield stored
-            stored.clear()  # readers have the list yet, beside the next bucket
+            stored.clear()  # readers still have the list while the next bucket is read
 
     def _undone(self, bucket: list[Named]) -> list[Named]:
         from transformers.core_model_loading import revert_weight_conversion

@@ -6,7 +6,7 @@ runs in full (ModelConfig, CacheConfig, ParallelConfig, SchedulerConfig, VllmCon
 platform does to them) for a device that is only said to be there. It changes vLLM for good, hence a process
 of its own.
 
-Not checked: kernels, whether weights load, whether the KV cache fits beside them.
+Not checked: kernels, whether weights load, whether the KV cache fits in memory with them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class VllmEngine:
         self._asleep: set[str] = set()
         self._broken: RlhfsimError | None = None
         self._lock = threading.RLock()
-        """One call at a time reaches the workers: `staged` is asked from beside the stepping thread."""
+        """One call at a time reaches the workers: `staged` is asked from outside the stepping thread."""
         self._device = vllm_start.ready(spec)
         from executor.engines.vllm import api as vllm_api
 

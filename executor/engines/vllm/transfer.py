@@ -217,7 +217,7 @@ class NativeReceiver:
 
     def receive(self, prefix: str, load: Load) -> int:
         """Do what the sender calls, until it is finished; the number of calls."""
-        # stands for the model: what would be loaded, some weights at a time, goes to `load`
+        # takes the place of the model: what would be loaded, some weights at a time, goes to `load`
         model: Any = SimpleNamespace(load_weights=lambda weights: load(list(weights)))
         self.engine.set_weight_update_target(model, self.engine.model_config)
         calls, method = 0, ""

@@ -6,7 +6,7 @@ P is the sum of the phases p_f of the critical chain. Each is first priced again
 (p'_f = p_f c_f; c_f from the closed form with both): the difference is `lengths`. What is left of a phase
 that was timed is split by the shares of its resources in the prediction. `waiting` is the time of the step
 in which no call worked (W minus the union of all spans), less what the plan says of phases that the run did
-not time. `order` is what remains: calls that ran beside each other in one of the two and not in the other.
+not time. `order` is what remains: calls that ran at the same time in one of the two and not in the other.
 
 Not known here: which resource was really short; the split says where the prediction put the phase's time.
 """

@@ -63,7 +63,7 @@ def torch_counts(plan: Plan, seen: Observation, trace: Trace) -> tuple[PhaseMemo
     """What torch counted in the trainer's process over the run, against all that its roles hold at once.
 
     Context and libraries are not torch's; what the allocator wastes is reserved, not allocated. A sleeping
-    engine of that process counts with its pool, though no memory stands behind it.
+    engine of that process counts with its pool, though no memory is behind it.
     """
     spans = [s for s in trace.spans if s.step in seen.counted]
     return tuple(
@@ -77,7 +77,7 @@ def torch_counts(plan: Plan, seen: Observation, trace: Trace) -> tuple[PhaseMemo
 
 
 def _counted(plan: Plan, apart: frozenset[str], spans: Sequence[Span]) -> list[LedgerEntry]:
-    """Entries that torch counts: of the trainer's fullest phase, and of the engine's beside it."""
+    """Entries that torch counts: of the trainer's fullest phase, and of the engine in the same process."""
     here = [e for e in plan.prediction.ledger if e.pool == plan.placement.actor.pool]
     trainer = [e for e in here if e.role != ROLLOUT and e.component not in apart]
     inside = any(s.attributes.get(ENGINE_INSIDE) for s in spans)

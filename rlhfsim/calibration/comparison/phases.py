@@ -1,6 +1,6 @@
 """Predicted and measured side by side: phases, step, tokens, bytes; what only one of the two has.
 
-A phase of the run stands against the phases of the plan that its timer covers. Medians over the counted
+A phase of the run is compared with the phases of the plan that its timer covers. Medians over the counted
 steps; the ratio is measured over predicted, its interval (P10 to P90) that of the median:
 
     ln r +- t(0.9, n - 1) sqrt(pi/2) s / sqrt(n)      s: standard deviation of ln seconds over n steps

@@ -122,7 +122,7 @@ def _curves(seen: Seen, entries: Sequence[ProfileEntry]) -> dict[str, Any] | Non
 
 
 def _sanity(seen: Seen, first: Profile) -> list[str]:
-    """The fastest product beside the peak."""
+    """The fastest product compared with the peak."""
     points = seen.points("gemm")
     if not points:
         return []

@@ -159,7 +159,7 @@ def _memory(
 def torch_room(baseline: Baseline, apart: frozenset[str]) -> float:
     """Bytes that torch can count in the trainer's process before its GPU is full.
 
-    What the ledger has there besides comes off; the pool of an engine in the same process counts although no
+    What else the ledger has there comes off; the pool of an engine in the same process counts although no
     memory is behind it while it sleeps.
     """
     plan = baseline.plan

@@ -10,7 +10,7 @@ from rlhfsim.specs.placement.layout import Layout
 
 
 def degrees_of(spelled: str) -> dict[str, int]:
-    """`megatron:(attn:d4t4|ffn:d2t2e4)` -> degrees of attention, with those of the experts beside them.
+    """`megatron:(attn:d4t4|ffn:d2t2e4)` -> degrees of attention, together with those of the experts.
 
     Raises:
         RlhfsimError: it is no allocation.

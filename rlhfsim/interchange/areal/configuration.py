@@ -19,7 +19,7 @@ DATASET = r"^train_dataset:\n(?:[ \t].*\n)*?[ \t]+type: "
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out in the configuration."""
+    """What is worth noting in the configuration."""
     if given_keys.trains_given(s):
         yield from given_keys.findings(s, run)
     else:

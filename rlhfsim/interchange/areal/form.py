@@ -9,7 +9,7 @@ from rlhfsim.interchange.export import Setting, Value, Written
 
 
 def nested(written: Written) -> str:
-    """The file; keys stand in the order in which their first part is met."""
+    """The file; keys are written in the order in which their first part is met."""
     settings = [setting for section in written.sections for setting in section.settings]
     return "\n".join(_lines([(setting.key.split("."), setting) for setting in settings], 0)) + "\n"
 
@@ -29,5 +29,5 @@ def _lines(rows: list[tuple[list[str], Setting]], depth: int) -> Iterator[str]:
 
 
 def scalar(value: Value) -> str:
-    """A value as YAML reads it back; lists are written as they stand."""
+    """A value as YAML reads it back; lists are written as they are."""
     return value if isinstance(value, str) and value.startswith("[") else json.dumps(value)

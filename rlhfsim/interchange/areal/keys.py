@@ -118,7 +118,7 @@ def layout_of(s: FrameworkSettings, section: str, spelled: str, samples: int, sc
 
 
 def _role(s: FrameworkSettings, role: str, sequences: int, each: int) -> RoleDescription:
-    """A critic or a reference; colocated with the actor it stands in its pool."""
+    """A critic or a reference; colocated with the actor, it is in the actor's pool."""
     section = SECTIONS[role]
     spelled = s.text(f"{section}.backend", "actor.backend", default=_allocations(s)[1])
     colocated = s.text(f"{section}.scheduling_strategy.type", default="separation") == "colocation"

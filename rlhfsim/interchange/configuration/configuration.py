@@ -1,4 +1,4 @@
-"""What is known of a framework's configuration: its name, and what its keys say of a run.
+"""What is known about a framework's configuration: its name, and what its keys say of a run.
 
 A framework is a folder of `rlhfsim.interchange` whose module `configuration` has a `CONFIGURATION`; nothing
 lists them.
@@ -21,7 +21,7 @@ from rlhfsim.interchange.configuration.settings import PLACEHOLDER, FrameworkSet
 from rlhfsim.specs.workload.workload import Algorithm
 
 ENTRY_POINT = "entry_point"
-"""Key under which settings have the entry point of the command, as it stands there."""
+"""Key under which settings have the entry point of the command, as it is written there."""
 """The folder of what all frameworks share, this one."""
 
 
@@ -35,7 +35,7 @@ class Configuration:
     describe: Callable[[FrameworkSettings], RunDescription]
     """From the configuration to what the run is."""
     entries: tuple[str, ...] = ()
-    """Patterns of its entry points in a command: where one stands, the configuration is its own."""
+    """Patterns of its entry points in a command: where one occurs, the configuration is its own."""
     started: tuple[str, ...] = ()
     """Patterns of entry points that others have too: where its arguments begin, not whose they are."""
     shown: tuple[str, ...] = ()

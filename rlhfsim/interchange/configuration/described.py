@@ -51,7 +51,7 @@ class RoleDescription:
     optimizer_leaves: bool = False
     """As in `RunDescription`."""
     pool: str | None = None
-    """Name of a pool beside that of the actor; roles with the same name share it."""
+    """Name of a pool other than that of the actor; roles with the same name share it."""
     gpus: int = 0
     """GPUs of that pool."""
 

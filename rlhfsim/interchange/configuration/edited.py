@@ -15,10 +15,10 @@ INDENT = "  "
 
 
 def edited_script(text: str, keys: Mapping[str, Any], entries: Sequence[str]) -> str:
-    """A shell script: values are replaced where they stand, new keys follow the entry point.
+    """A shell script: values are replaced where they are, new keys follow the entry point.
 
     Raises:
-        RlhfsimError: there is no entry point behind which new keys could stand.
+        RlhfsimError: there is no entry point after which new keys could be written.
     """
     lines, new = text.split("\n"), list[str]()
     for key, value in keys.items():
@@ -77,7 +77,7 @@ def _added(text: str, new: Sequence[str], entries: Sequence[str]) -> str:
 
 
 def edited_yaml(text: str, keys: Mapping[str, Any]) -> str:
-    """A YAML file: values are replaced where they stand, new keys follow the group that they belong to."""
+    """A YAML file: values are replaced where they are, new keys follow the group that they belong to."""
     lines = text.rstrip("\n").split("\n")
     for key, value in keys.items():
         names = key.lstrip("+-").split(".")

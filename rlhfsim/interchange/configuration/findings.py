@@ -1,6 +1,6 @@
-"""What stands out in a configuration, whatever its plan costs: rules that several frameworks share.
+"""What is worth noting in a configuration, whatever its plan costs: rules that several frameworks share.
 
-Each takes the framework's own keys; what is particular to one stands in `findings` of its folder.
+Each takes the framework's own keys; what is particular to one is in `findings` of its folder.
 """
 
 from __future__ import annotations

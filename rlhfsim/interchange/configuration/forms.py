@@ -3,7 +3,7 @@
 YAML and JSON, also with OmegaConf's `${a.b}`, `${.b}`, `${oc.select:a.b,default}` and `${mul:a,b}`; Hydra's
 overrides; launch scripts and pasted commands, from which `--a.b value`, `--flag` and `a.b=value` are read;
 Ray jobs, whose `entrypoint` is such a command; Python scripts with `...Config(...)`. Files that a
-script or a configuration names and that lie beside it are read as well. Later files and `--set` lie over
+script or a configuration names and that are next to it are read as well. Later files and `--set` lie over
 earlier ones.
 """
 
@@ -28,7 +28,7 @@ _YAML_LINE = re.compile(r"^\s*(?:- )?[\"']?[\w./-]+[\"']?\s*:(?:\s|$)")
 _ENDS = ("--", "$@", "&", "|", ";", ">", "2>")
 """What follows a switch that has no value."""
 COMMANDS = ("entrypoint", "run", "command")
-"""Keys of jobs (Ray, KubeRay, SkyPilot) under which a command stands."""
+"""Keys of jobs (Ray, KubeRay, SkyPilot) under which a command is written."""
 VARIABLES = ("env_vars", "envs", "env")
 NAMED = ("defaults", "config", "config_file", "accelerate_config", "deepspeed")
 """Keys that name another configuration file, which lies under the one that names it."""
@@ -51,9 +51,9 @@ class Said:
     values: Mapping[str, Any]
     """By dotted key."""
     text: str
-    """All of it, in which a framework's entry point and version may stand."""
+    """All of it, in which a framework's entry point and version may occur."""
     name: str
-    """What stands for them in errors."""
+    """What errors call them."""
     commands: tuple[tuple[str, ...], ...] = ()
     """Words of each statement of scripts."""
     filed: frozenset[str] = frozenset()
@@ -71,7 +71,7 @@ class _Heard:
     bases: list[str] = field(default_factory=list)
     files: set[str] = field(default_factory=set)
     started: list[str] = field(default_factory=list)
-    """Texts of scripts of a shell that others start: an entry point may stand there."""
+    """Texts of scripts of a shell that others start: an entry point may be there."""
 
     def said(self, values: Mapping[str, Any], text: str, name: str) -> Said:
         """With the values that follow from them."""
@@ -93,7 +93,7 @@ def scalars(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_files(paths: Sequence[Path]) -> Said:
-    """What files say; a folder stands for its scripts, or for all its configurations.
+    """What files say; a folder means its scripts, or all its configurations.
 
     Raises:
         RlhfsimError: a file cannot be read or is malformed.
@@ -231,7 +231,7 @@ def _named(values: Mapping[str, Any], path: Path) -> Iterator[Path]:
 
 
 def _started(text: str, path: Path) -> Iterator[Path]:
-    """Scripts that a command starts: in Python, that lie beside it and configure a run, and of a shell."""
+    """Scripts that a command starts: in Python, those next to it that configure a run, and of a shell."""
     if path.suffix not in SCRIPTS:
         return
     own = Path(os.path.realpath(path))

@@ -1,4 +1,4 @@
-"""Arguments of a Python script's configurations: `GRPOConfig(...)` and what stands in such calls.
+"""Arguments of a Python script's configurations: `GRPOConfig(...)` and what is written in such calls.
 
 Nothing is run. Literals, sums of them and names that the script sets once to one are read; everything else
 stays as `${python:expression}`, which nothing resolves.
@@ -19,9 +19,9 @@ from rlhfsim.interchange.configuration.settings import PYTHON
 CALLED = ("Config", "Arguments", "Args", "Trainer")
 """How the names of calls end that configure a run."""
 LOADED = "from_pretrained"
-"""A call that stands for its first argument."""
+"""A call that means its first argument."""
 REST = "**"
-"""Beginning of the key under which arguments stand that are handed on as a whole."""
+"""Beginning of the key that holds arguments which are handed on as a whole."""
 _OPERATORS: Mapping[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -133,7 +133,7 @@ def recognised(said: Said) -> Configuration:
 
 
 def _started(known: Sequence[Configuration], text: str) -> list[Configuration]:
-    """Those of which an entry point stands in the text."""
+    """Those of which an entry point occurs in the text."""
     return [c for c in known if any(re.search(entry, text) for entry in c.entries)]
 
 
@@ -181,7 +181,7 @@ def own_keys(configuration: Configuration, said: Said) -> int:
 
 
 def named_version(configuration: Configuration, text: str) -> str | None:
-    """The version beside the framework's name: `verl==0.5.0`, `verl 0.9.1`, `app-verl0.4-...`."""
+    """The version next to the framework's name: `verl==0.5.0`, `verl 0.9.1`, `app-verl0.4-...`."""
     name = re.escape(configuration.title)
     match = re.search(rf"(?i)(?<![a-z]){name}[ =@:_-]{{0,3}}v?(\d+\.\d+(?:\.\d+)*)", text)
     return match[1] if match else None

@@ -26,7 +26,7 @@ from rlhfsim.specs.placement.placement import Residency
 SERVED_REWARD = "plan.reward_role"
 """Name of the comment."""
 VARIABLES = ("${REWARD_MODEL}", "${REWARD}")
-"""What stands for the reward model in the launch of a framework whose keys name it."""
+"""What is written in place of the reward model in the launch of a framework whose keys name it."""
 
 
 @frozen

@@ -21,7 +21,7 @@ _DEPTH = 20
 
 FLAGS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 UNSET = ("???", "None")
-"""What stands for nothing: of OmegaConf, and of Python as YAML and MLflow write it."""
+"""What means no value: of OmegaConf, and of Python as YAML and MLflow write it."""
 PLACEHOLDER = 8
 """Stands for a key that is asked for, while others are looked for."""
 MAX_NUMBER = 1e12
@@ -62,12 +62,12 @@ class FrameworkSettings:
     """Values by dotted key; remembers which default stood in for what the configuration does not say."""
 
     def __init__(self, values: Mapping[str, Any], name: str, asked: Asked | None = None) -> None:
-        """`values`: dotted key -> value; `name` stands for the files in errors."""
+        """`values`: dotted key -> value; `name` is what errors call the files."""
         self._values = dict(values)
         self.name = name
         self.asked = asked or Asked()
         self.names: dict[str, tuple[str, ...]] = {}
-        """Every key that was asked for -> all names under which it may stand."""
+        """Every key that was asked for -> all names under which it may be given."""
         self.assumed: dict[str, Any] = {}
         """Key -> default that was taken, the framework's own."""
 
@@ -128,7 +128,7 @@ class FrameworkSettings:
         return any(self._values.get(key) is not None for key in keys)
 
     def whole(self, *keys: str, default: int | None = None, least: int = 0) -> int:
-        """A whole number of at least `least`; one that stands in a variable is asked for."""
+        """A whole number of at least `least`; one that is in a variable is asked for."""
         number = self._whole(keys, self._number(keys, default))
         if number < least:
             raise self._bad(keys, number, f"a whole number from {least} up")
@@ -140,7 +140,7 @@ class FrameworkSettings:
         return (self._whole(keys, value) or None) if value is not None else None
 
     def share(self, *keys: str, default: float) -> float:
-        """A number; one that stands in a variable is asked for."""
+        """A number; one that is in a variable is asked for."""
         value = self._number(keys, default)
         number = _finite(value)
         if number is None:
@@ -148,7 +148,7 @@ class FrameworkSettings:
         return number
 
     def flag(self, *keys: str, default: bool = False) -> bool:
-        """True or false; what stands in a variable is false."""
+        """True or false; what is in a variable is false."""
         value = self._or_default(keys, default)
         word = str(value).lower()
         if word not in FLAGS and "$" not in word:
@@ -179,7 +179,7 @@ class FrameworkSettings:
         return {name for text in texts for name in _SHELL_NAME.findall(text)} - self._values.keys()
 
     def unknown(self) -> Iterator[str]:
-        """Keys that were asked for and stand on what only a run would know, and arguments handed on whole.
+        """Keys that were asked for and depend on what only a run would know, and arguments handed on whole.
 
         Not those that hold what the policy's key holds: `model` has another name for it, or asks.
         """
@@ -252,7 +252,7 @@ class FrameworkSettings:
         return None
 
     def _at(self, name: str, key: str, depth: int) -> Any:
-        """The value at a name: absolute, `.x` beside the key, `..x` one level up."""
+        """The value at a name: absolute, `.x` at the level of the key, `..x` one level up."""
         up = len(name) - len(name.lstrip("."))
         parents = key.split(".")[: -up or None] if up else []
         full = ".".join([*parents, name.lstrip(".")])

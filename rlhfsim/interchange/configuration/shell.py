@@ -66,7 +66,7 @@ class _Names:
 
 @dataclass(slots=True)
 class _Branches:
-    """Branches of `if` that stand around a statement."""
+    """Branches of `if` that enclose a statement."""
 
     around: list[tuple[bool, bool]] = field(default_factory=list)
     """(one of them was taken before or is now, this one may be), the outermost first."""

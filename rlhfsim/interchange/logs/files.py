@@ -92,7 +92,7 @@ def _is_history(path: Path, *, alone: bool) -> bool:
 
 
 def _beside(path: Path) -> tuple[Path, ...]:
-    """The configuration beside a log: a file of `CONFIGS`, else the one script of the folder."""
+    """The configuration next to a log: a file of `CONFIGS`, else the one script of the folder."""
     known = tuple(path.parent / name for name in CONFIGS if (path.parent / name).is_file())
     scripts = tuple(sorted(path.parent.glob("*.sh")))
     return known[:1] or (scripts if len(scripts) == 1 else ())

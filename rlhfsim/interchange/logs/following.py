@@ -25,7 +25,7 @@ HEAD = 4 * 2**20
 METRICS, CONSOLE, CONSOLE_WITHOUT_STEP = range(3)
 """Forms of logs, the one that counts first: console lines say the same as metrics, rounded."""
 Found = tuple[str, int, Record]
-"""Framework and form of a log, and what stands in it."""
+"""Framework and form of a log, and what is in it."""
 
 
 class LogFile(Protocol):

@@ -20,7 +20,7 @@ from rlhfsim.interchange.logs.records import LineReader, Record, total
 from rlhfsim.specs.frameworks.files import read_shipped
 
 AROUND = "around "
-"""Begins a call in `logs.yaml` that stands for itself and the moves of its role."""
+"""Begins a call in `logs.yaml` that means itself and the moves of its role."""
 
 
 def framework_names() -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Framework:
     waits: tuple[Timer, ...] = ()
     """Timers that, where samples may be stale, time the trainer's wait and not work."""
     rest: Timer | None = None
-    """What the step does besides its other timers, where generation has one."""
+    """What the step does outside its other timers, where generation has one."""
     step: str
     """The time of a whole step."""
     times: tuple[str, ...]

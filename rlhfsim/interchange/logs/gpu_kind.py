@@ -1,4 +1,4 @@
-"""On which kind of GPU a run was: from the metadata beside its log, from what it printed, from its own MFU.
+"""On which kind of GPU a run was: from the metadata next to its log, from what it printed, from its own MFU.
 
 A logged MFU is FLOP / (seconds x GPUs x peak), so with the FLOP of the step it tells the peak that the
 framework divided by. Kinds of one peak (H100, H800, H200) are told apart by what else is known, else the
@@ -50,7 +50,7 @@ SAME_MEMORY = 0.08
 
 @frozen
 class GpuEvidence:
-    """What is known of the kind of GPU."""
+    """What is known about the kind of GPU."""
 
     name: str | None = None
     """Profile; None: not known, or of no kind that has one."""
@@ -99,7 +99,7 @@ def gpu_kind(
 
 
 def _metadata(path: Path) -> Iterator[tuple[str, str]]:
-    """The GPU's name in W&B's metadata, in the folder or beside the file."""
+    """The GPU's name in W&B's metadata, in the folder or next to the file."""
     files = sorted(path.rglob(METADATA)) if path.is_dir() else [path.parent / METADATA]
     for file in files[:1]:
         if not file.is_file():

@@ -44,7 +44,7 @@ SLACK = 0.02
 
 @frozen
 class Choices:
-    """What a user says about a run besides its files."""
+    """What a user says about a run in addition to its files."""
 
     gpu: str | None = None
     """Kind of GPU that trains; None: as the log gives it away."""
@@ -90,7 +90,7 @@ class Imported:
 
     @property
     def stale(self) -> bool:
-        """Whether generation runs beside training."""
+        """Whether generation runs at the same time as training."""
         return self.setup.placement.schedule.asynchronous
 
 

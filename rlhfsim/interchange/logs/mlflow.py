@@ -15,7 +15,7 @@ from rlhfsim.interchange.logs.tail import LineTail
 from rlhfsim.specs.loading import read_text
 
 MARK = "meta.yaml"
-"""In the folder of a run, beside those of its metrics and parameters."""
+"""File in the folder of a run, next to the folders of its metrics and parameters."""
 METRICS, PARAMETERS = "metrics", "params"
 SYSTEM = "system"
 """Metrics of the machine, which have steps of their own."""

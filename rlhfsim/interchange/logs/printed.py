@@ -79,7 +79,7 @@ def _values(lines: Sequence[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _listed(lines: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """The arguments that stand in a list, one a line."""
+    """The arguments that are printed as a list, one a line."""
     found = [match for line in lines if (match := _LISTED.match(line))]
     values = {match[1]: _literal(match[2].strip()) for match in found}
     if len(values) >= LEAST:
@@ -118,7 +118,7 @@ class _Reader:
         self._at = self._depth = 0
 
     def value(self) -> Any:
-        """A dict, list, call (as a dict), string, number, truth value, None, or the words as they stand."""
+        """A dict, list, call (as a dict), string, number, truth value, None, or the words as written."""
         self._depth += 1
         if self._depth > MAX_DEPTH:  # no configuration: nothing that follows is read
             self._at = len(self._tokens)
@@ -168,7 +168,7 @@ class _Reader:
         return values[0] if joined else values  # pprint breaks a long string into one in parentheses
 
     def _string(self) -> str:
-        """Strings that stand side by side are one; a line break inside is the terminal's."""
+        """Adjacent strings are one; a line break inside is the terminal's."""
         text = ""
         while self._peek()[:1] in ("'", '"'):
             text += re.sub(r"\n\s*", "", self._next()[1:-1])

@@ -24,7 +24,7 @@ STEPS = ("step", "global_step", "train/global_step", "_step")
 SHOWN = 3
 """Broken lines that are named by number."""
 DECIMAL = r"-?\d+(?:\.\d+)?"
-"""A number in the text of a log, for patterns that know what stands around it."""
+"""A number in the text of a log, for patterns that know what is around it."""
 _NUMBER = re.compile(
     r"^\s*+(?:np\.\w+\(|tensor\()?\s*+([-+]?(?:\d++(?:_\d++)*+(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?"
     r"|[-+]?(?:nan|inf))\s*+\)?s?\s*+$"

@@ -75,7 +75,7 @@ def _spans(run: Imported, step: LoggedStep, index: int, start: float) -> Iterato
 
 
 def _beside(run: Imported, timer: Timer) -> bool:
-    """Whether the work runs beside the trainer's: generation of another batch."""
+    """Whether the work runs at the same time as the trainer's: generation of another batch."""
     return timer.phase == "actor.generate" and run.stale
 
 
@@ -127,7 +127,7 @@ def _pool(run: Imported, name: str) -> str:
     return placement.actor.pool
 
 
-# --- what a run folder holds besides ----------------------------------------------------------------
+# --- what else a run folder holds -------------------------------------------------------------------
 
 
 def metrics_of(run: Imported) -> list[dict[str, float]]:
@@ -178,7 +178,7 @@ def _plain(value: Any) -> Any:
 
 
 def environment(run: Imported) -> dict[str, Any]:
-    """What is known of the machine: environment.json."""
+    """What we know about the machine: environment.json."""
     hardware = [p.profile.title for p in run.setup.cluster.node_groups for _ in range(p.gpus)]
     return {
         "date": run.date,

@@ -114,7 +114,7 @@ def settings_of_run(
 def check_given(
     framework: Framework, settings: FrameworkSettings, said: Said, given: Mapping[str, str]
 ) -> None:
-    """That every `--set` is read here, or stands in the run's own configuration.
+    """That every `--set` is read here, or is in the run's own configuration.
 
     Raises:
         RlhfsimError: one has no effect.

@@ -71,7 +71,7 @@ def _file_id(path: Path) -> int | None:
 
 
 def _renamed(path: Path, file_id: int | None) -> Path | None:
-    """Where a rotated file is now: beside its old name, with that name in its own."""
+    """Where a rotated file is now: in the folder where it was, with its old name in the new one."""
     beside = (p for p in path.parent.iterdir() if p.name.startswith(path.name))
     return next((p for p in beside if _file_id(p) == file_id), None)
 

@@ -65,7 +65,7 @@ def _whole(name: str) -> dict[str, Any]:
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out in the configuration; trainers of given data have nothing known."""
+    """What is noteworthy in the configuration; trainers of given data have nothing known."""
     if run.algorithm in GIVEN.values():
         return
     batch, size = TABLE.batch.values(), TABLE.key("update")

@@ -156,7 +156,7 @@ def _teacher(s: FrameworkSettings, read: Fields, own: int) -> dict[str, Any]:
 
 
 def _residency(layout: Layout, own: int) -> Residency:
-    """A policy beside its rollout leaves the GPUs after every refit (`offload_after_refit`)."""
+    """A policy on the same GPUs as its rollout leaves them after every refit (`offload_after_refit`)."""
     return "resident" if own or layout.offload_params != "none" else "offloaded"
 
 

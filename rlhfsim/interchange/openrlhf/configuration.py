@@ -38,7 +38,7 @@ from rlhfsim.specs.workload.workload import sequences_of
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out in the arguments."""
+    """What is noteworthy in the arguments."""
     software = run.software or RUNS.software.get(run.backend)
     yield from reduced_in_turn(run, software, bare(OVERLAPS), remedy=OVERLAPS)
     yield from _stays(s, run)

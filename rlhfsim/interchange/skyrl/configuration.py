@@ -18,7 +18,7 @@ from rlhfsim.interchange.skyrl.keys import MARKS, TABLE
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out in the configuration."""
+    """What is noteworthy in the configuration."""
     if given_keys.trains_given(s):
         yield from given_keys.findings(s, run)
         return

@@ -1,6 +1,6 @@
 """SkyRL's trainer of given data, skyrl.train.main_sft (0.4.0): one row a key, read and never written.
 
-Keys and defaults: skyrl/train/config/sft_config.py, SFTConfig; what becomes of them there:
+Keys and defaults: skyrl/train/config/sft_config.py, SFTConfig; what happens to them there:
 `build_skyrl_config_for_sft`. Layers are always computed again, and nothing leaves the GPUs.
 """
 

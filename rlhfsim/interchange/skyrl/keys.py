@@ -32,7 +32,7 @@ ESTIMATORS: dict[Algorithm, str] = {
     "reinforce++": "reinforce++",
 }
 OTHERS: dict[str, Algorithm] = {"maxrl": "grpo"}
-"""Estimators that are read, beside those that are written: of the same cost."""
+"""Estimators that are read, in addition to those that are written: of the same cost."""
 PLACE, ALGORITHM = "trainer.placement", "trainer.algorithm"
 ENGINE, POLICY = "generator.inference_engine", "trainer.policy"
 MEGATRON = f"{POLICY}.megatron_config"

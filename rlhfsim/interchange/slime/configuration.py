@@ -24,7 +24,7 @@ from rlhfsim.interchange.slime.keys import CONTEXT, GENERATE, MARKS, REFERENCE, 
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out in the flags."""
+    """What is noteworthy in the flags."""
     if given_keys.trains_given(s):
         yield from given_keys.findings(s, run)
         return

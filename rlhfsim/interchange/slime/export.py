@@ -48,7 +48,7 @@ SHAPES = {
 """Model -> the file of slime's scripts/models with its shape, which slime compares with its config.json."""
 NEEDS = needs_of("slime")
 BESIDES = ("profile_peak", "cuda_graphs")
-"""Components of a vLLM engine inside its share of the memory that SGLang counts beside its own."""
+"""Components of a vLLM engine inside its share of the memory that SGLang counts outside its own."""
 
 
 @cache

@@ -34,7 +34,7 @@ ESTIMATORS: dict[Algorithm, str] = {
     "reinforce++": "reinforce_plus_plus",
 }
 OTHERS: dict[str, Algorithm] = {"reinforce_plus_plus_baseline": "reinforce++", "cispo": "grpo"}
-"""Estimators that are read, beside those that are written."""
+"""Estimators that are read, in addition to those that are written."""
 POLICY, STEPS, REFERENCE = "hf_checkpoint", "num_steps_per_rollout", "ref_load"
 """Keys that no row reads."""
 SUMS = "--accumulate-allreduce-grads-in-fp32"

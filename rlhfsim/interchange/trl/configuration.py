@@ -52,7 +52,7 @@ def launched_by(said: Said) -> Mapping[str, Any]:
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out in the arguments."""
+    """What is noteworthy in the arguments."""
     software = run.software or RUNS.software.get(run.backend)
     remedy = f"overlap_comm: true in {NAMED_FILE}'s own file, or more samples a micro-batch"
     yield from reduced_in_turn(run, software, OVERLAPS[0], remedy=remedy)

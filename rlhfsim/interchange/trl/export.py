@@ -68,7 +68,7 @@ def command(plan: Plan) -> str:
 
 
 def _most_sequences(plan: Plan) -> int:
-    """Sequences at a time of an engine beside the actor: the samples of a batch on its ranks."""
+    """Sequences at a time of an engine on the actor's GPUs: the samples of a batch on its ranks."""
     assert plan.placement.rollout is not None
     each = plan.placement.actor.layout.micro_batch * accumulation(plan) * plan.workload.mini_batches
     return each * plan.placement.rollout.layout.tp

@@ -19,7 +19,7 @@ def tiled(trainer: str, version: str | None) -> bool:
 
 
 def head_of(trainer: str, version: str | None) -> Head:
-    """What stands around the logits in the loss of a trainer."""
+    """What surrounds the logits in the loss of a trainer."""
     if tiled(trainer, version):
         return heads_of("trl")["tiled"]
     return UNFUSED if trainer.startswith("SFT") else heads_of("trl")["whole"]

@@ -211,7 +211,7 @@ def _loaded(s: FrameworkSettings) -> float:
 
 
 def _longest_prompt(s: FrameworkSettings, read: Fields) -> int | None:
-    """What the engine's length leaves beside a response: TRL cuts no prompts."""
+    """What a response leaves of the engine's length: TRL cuts no prompts."""
     both = s.count("vllm_max_model_length", "max_model_len")
     return max(1, both - read["limit.response"]) if both else None
 

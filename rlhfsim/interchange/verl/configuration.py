@@ -48,7 +48,7 @@ SCORE_DYNAMIC = f"{ROLL}.log_prob_use_dynamic_bsz"
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out in a configuration of verl."""
+    """What is noteworthy in a configuration of verl."""
     if given_keys.trains_given(s):
         yield from given_findings.findings(s, run)
         return

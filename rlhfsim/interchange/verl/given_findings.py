@@ -29,7 +29,7 @@ NO_PADDING = "no_padding"
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
-    """What stands out."""
+    """What is noteworthy in the configuration."""
     old = old_given_keys.is_old(s.values)
     yield from _micro_batches(s, run)
     if old:

@@ -15,7 +15,7 @@ from rlhfsim.interchange.verl.reward_model import LEGACY
 from rlhfsim.interchange.verl.versions import EACH, KL_IN_REWARD, MODEL, SERVERS, VERSION, before
 
 WEIGHTS = "timing_s/gen, weights"
-"""What `gen` holds besides `generate_sequences`."""
+"""What `gen` holds in addition to `generate_sequences`."""
 _LINE = re.compile(r"\bstep:(\d{1,9}) - (.*)$")
 
 

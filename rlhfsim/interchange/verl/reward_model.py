@@ -1,9 +1,9 @@
 """verl's reward model, which an inference engine of its own serves: its keys, written and read.
 
 Source: verl 0.9.1, trainer/config/reward/reward.yaml and experimental/reward_loop/reward_model.py: replicas
-of tensor-parallel GPUs behind a router; beside the actor they sleep between their calls (level 1: weights on
-the host), and trainer_separate_async.py asks for GPUs of their own. Before 0.7 the trainer's workers scored;
-such a configuration is read as whole copies.
+of tensor-parallel GPUs behind a router; on the actor's GPUs they sleep between their calls (level 1:
+weights on the host), and trainer_separate_async.py asks for GPUs of their own. Before 0.7 the trainer's
+workers scored; such a configuration is read as whole copies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENGINE = f"{PREFIX}.rollout"
 LEGACY = "reward_model"
 OWN_GPUS = f"{PREFIX}.enable_resource_pool"
 USUAL_SHARE, SPARE = 0.5, 0.05
-"""Share of a GPU that verl gives the engine unless told, and what is left beside a share."""
+"""Share of a GPU that verl gives the engine unless told, and what is left free in addition to a share."""
 BATCHED_TOKENS = 8192
 """Default of max_num_batched_tokens."""
 

@@ -87,7 +87,7 @@ RENAMED: tuple[tuple[str, str | None, Version], ...] = (
     ("actor.optim.override_optimizer_config.", None, (0, 6)),
     ("fsdp_config.offload_policy", None, (0, 4)),
 )
-"""Part of a key, what stood there before (None: nothing), and the first version with it."""
+"""Part of a key, what was in its place before (None: nothing), and the first version with it."""
 
 
 def of_each_gpu(s: FrameworkSettings) -> FrameworkSettings:

@@ -1,4 +1,4 @@
-"""Alternatives beside the answer: why not another choice, the front, and the plan of the other side."""
+"""Alternatives to the answer: why not another choice, the front, and the plan of the other side."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def missing_text(memory: Ledger) -> str:
 
 
 def _terms(terms: Sequence[Term], step: float, name: str) -> TypedTable:
-    """The calls that make the difference; what is left stands in the last row."""
+    """The calls that make the difference; what is left is in the last row."""
     large = [t for t in terms if abs(t.more) > CLEAR * step / 2][:ROWS]
     rest = [t for t in terms if t not in large]
     rows = [(t.name, t.chosen_s, t.other_s, t.more) for t in large]

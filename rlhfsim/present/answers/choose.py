@@ -23,7 +23,7 @@ TOGETHER = "likely"
 NAMED = 1
 """Other frameworks that a row names."""
 MOST = 24
-"""Rows of the table; the rest stands in --json."""
+"""Rows of the table; the rest is in --json."""
 
 
 def choose_page(
@@ -69,7 +69,7 @@ def table(
     targets: Sequence[Requirement],
     steps: int | None,
 ) -> TypedTable:
-    """The candidates that are listed, each beside the other frameworks on its GPUs."""
+    """The candidates that are listed, each with the other frameworks on its GPUs."""
     drawn = [t.quantity for t in targets if t.quantity not in CERTAIN]
     chances = (
         Column(TITLES.get(name, name), lambda x, i=i: _drawn(x)[i].probability, PROBABILITY, spare=6 + i)
@@ -125,7 +125,7 @@ def notes(
     targets: Sequence[Requirement],
     steps: int | None,
 ) -> Iterator[str]:
-    """How to read the table, and what it leaves out: that stands in --json."""
+    """How to read the table, and what it leaves out: that is in --json."""
     if listed:
         yield from _hidden(options, listed)
         yield " ".join(_reading(listed[0], options, targets, steps))

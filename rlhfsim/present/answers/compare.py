@@ -41,7 +41,7 @@ from rlhfsim.present.tables import DIFFERENCE, FIGURE, NUMBER, QUANTITY, RATIO, 
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis
 
 REWARD = "reward/mean"
-"""Metric that is drawn beside the seconds of steps."""
+"""Metric that is drawn next to the seconds of steps."""
 
 
 def run_page(
@@ -52,7 +52,7 @@ def run_page(
     title: str | None = None,
     trace: Path | None = None,
 ) -> Page:
-    """One run against its plan; with `commands` that repeat it also what stands behind it."""
+    """One run against its plan; with `commands` that repeat it also what supports it."""
     run = answer.run
     day = f", {run.date}" if run.date else ""
     return Page(

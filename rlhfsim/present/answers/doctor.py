@@ -134,7 +134,7 @@ def moment(judged: Judged) -> str:
 
 
 def _plan(plan: Plan) -> Iterator[Block]:
-    """The blocks of the first screen of `rlhfsim design`; what is assumed stands in full at the end."""
+    """The blocks of the first screen of `rlhfsim design`; what is assumed is listed in full at the end."""
     yield Note(plan_words.batch(plan))
     yield FactList({name: text for name, text in plan_words.verdict(plan).items() if name != "assumed"})
     yield roles(plan)
@@ -171,7 +171,7 @@ def _unchanged(answer: Diagnosis, start: KeyChange) -> str | None:
 
 
 def _changes(changes: Sequence[KeyChange], start: KeyChange | None) -> Iterator[Block]:
-    """Each with its figures, then its keys, a line each; with a start each stands on those before it."""
+    """Each with its figures, then its keys, a line each; with a start each builds on those before it."""
     before = start
     for i, change in enumerate(changes, start=1):
         yield Note(f"  {i}  {_figures(change.judged, before.judged if before else None)}")

@@ -43,7 +43,7 @@ CURVES = (
     *("reward/mean", "sft/loss", "reward_model/loss", "reward_model/accuracy"),
     *("dpo/loss", "dpo/accuracy", "kto/loss", "distillation/loss"),
 )
-"""Metrics by which a run is seen to learn, beside its evaluations."""
+"""Metrics by which a run is seen to learn, in addition to its evaluations."""
 TIMES = ("predicted_s", "low_s", "high_s", "measured_s")
 
 

@@ -58,6 +58,6 @@ def page(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -
 
 
 def _distinct(changes: Sequence[ProfileEntry]) -> Iterator[ProfileEntry]:
-    """An engine's own coefficient stands for the common one of the same value."""
+    """An engine's own coefficient replaces the common one of the same value."""
     own = {c.key for c in changes}
     return (c for c in changes if c.moved and f"{c.key}_vllm" not in own)

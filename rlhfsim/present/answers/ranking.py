@@ -14,7 +14,7 @@ from rlhfsim.what_if.rivals import TOLERANCE
 from rlhfsim.what_if.simplest import CLOSE
 
 UNPROVEN = "? unproven"
-"""Beside a plan of whose kind a better one may exist; by how much stands in `--detail proof`."""
+"""Mark next to a plan of whose kind a better one may exist; `--detail proof` says by how much."""
 
 
 def ranking(answer: Design) -> TypedTable:
@@ -121,7 +121,7 @@ def considered(answer: Design) -> Note:
 
 
 def _of_kind(answer: Design) -> str:
-    """How well that is known of the runners-up."""
+    """How well that is known about the runners-up."""
     open_ = [(i, gap) for i, gap in enumerate(answer.gaps, start=2) if _open(gap)]
     if not open_:
         return f", proven to {words.percent(TOLERANCE)}"

@@ -194,7 +194,7 @@ class FactList(NamedTuple):
 
 
 class Legend(NamedTuple):
-    """What the looks of bars stand for."""
+    """What the looks of bars mean."""
 
     looks: tuple[str, ...]
     over: bool
@@ -271,7 +271,7 @@ class PageSection(NamedTuple):
     blocks: tuple[Block, ...]
     lead: str = ""
     appendix: bool = False
-    """For those who check: it stands behind everything else."""
+    """For those who check: it comes after everything else."""
     asked: bool = False
     """A terminal shows it only where `--detail` names its key."""
     inset: bool = False

@@ -33,7 +33,7 @@ LAYOUTS = ("point", "pools", "actor", "rollout", "weights by")
 
 
 def whatif_page(result: WhatIf, *, file: str = "", title: str | None = None) -> Page:
-    """The answer to one what-if; with the `file` that holds it also what stands behind it."""
+    """The answer to one what-if; with the `file` that holds it also what supports it."""
     return Page(
         title=title or f"What if: {result.title}",
         subtitle=result.question,

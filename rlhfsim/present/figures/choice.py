@@ -74,7 +74,7 @@ def _others(choice: Choice | None) -> tuple[RunnerUp, ...]:
 
 
 def _ticks(times: list[float]) -> dict[str, Any]:
-    """Round numbers on a logarithmic axis, so that no label stands alone."""
+    """Round numbers on a logarithmic axis, so that there is never only one label."""
     low, high = math.floor(math.log10(min(times) / 2)), math.ceil(math.log10(max(times) * 2))
     values = [rounded(m * 10.0**e) for e in range(low, high + 1) for m in (1, 2, 5)]
     return {"tickvals": values, "ticktext": [f"{v:g}" for v in values]}
@@ -110,7 +110,7 @@ def _sizes(plan: Plan, sizes: Sizes) -> plots.Trace:
 
 
 def _beside(i: int, count: int) -> str:
-    """Where the name of a size stands: the first and the last one's inside the figure."""
+    """Where the name of a size is drawn: the first and the last one's inside the figure."""
     return "top right" if i == 0 else "top left" if i == count - 1 else "top center"
 
 

@@ -20,7 +20,7 @@ LEAST = 0.01
 
 
 def role_of(phase: str) -> str:
-    """Whose row a phase stands in: the engine generates for the actor."""
+    """Whose row a phase is drawn in: the engine generates for the actor."""
     return "rollout" if phase.startswith("actor.generate") else phase.split(".")[0]
 
 
@@ -110,7 +110,7 @@ def _bar(plan: Plan, f: PredictedPhase, end: float) -> dict[str, object]:
 
 
 def by_call(plan: Plan) -> dict[str, dict[str, float]]:
-    """Call -> resource -> seconds, over the phases that the step waits for; moves stand together."""
+    """Call -> resource -> seconds, over the phases that the step waits for; moves are counted together."""
     calls: dict[str, list[tuple[str, float]]] = {}
     for phase in plan.prediction.phases:
         if phase.critical:
@@ -164,7 +164,7 @@ def resources(plan: Plan) -> Figure:
 # --- memory -------------------------------------------------------------------------------------------
 
 ROOM = 1.2
-"""Length of the axis, in times what a process can use: its figure stands beyond the line."""
+"""Length of the axis, in times what a process can use: its figure is written beyond the line."""
 
 
 def memory(basis: Basis) -> tuple[Figure, ...]:

@@ -1,4 +1,4 @@
-"""The plan as a picture of nodes: the GPUs of each role and how its model is cut; equal nodes stand once."""
+"""The plan as a picture of nodes: the GPUs of each role and how its model is cut; equal nodes appear once."""
 
 from __future__ import annotations
 

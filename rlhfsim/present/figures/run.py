@@ -1,4 +1,4 @@
-"""Figures of a run beside its plan: the step on a time axis, and its phases."""
+"""Figures of a run next to its plan: the step on a time axis, and its phases."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def both(answer: SideBySide) -> tuple[TimedCall, ...]:
 
 
 def timeline(answer: SideBySide) -> Figure:
-    """Predicted and measured calls, row beside row."""
+    """Predicted and measured calls, in neighbouring rows."""
     calls = both(answer)
     end = max(c.start_s + c.seconds for c in calls)
     by_side = {side: [c for c in calls if c.side == side] for side in SIDES}

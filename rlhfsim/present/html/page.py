@@ -1,6 +1,6 @@
 """From the content of a page to one HTML file: offline, escaped, with a policy that forbids the network.
 
-Plotly's bundle stands in the file once, gzipped and in base64 (2.0 MB in place of 4.8 MB); the page
+Plotly's bundle is in the file once, gzipped and in base64 (2.0 MB in place of 4.8 MB); the page
 inflates it with DecompressionStream (Chrome 80, Safari 16.4, Firefox 113). Elsewhere the tables remain.
 Only scripts whose hash the policy names may run. The same content gives the same bytes.
 """

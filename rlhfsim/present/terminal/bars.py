@@ -129,7 +129,7 @@ class Axis(CellWide):
 
 @dataclass(frozen=True, slots=True)
 class BarLegend:
-    """What the fillings of bars stand for, in the output's own characters."""
+    """What the fillings of bars mean, in the output's own characters."""
 
     legend: Legend
 
@@ -189,6 +189,6 @@ def drawn_value(value: Any) -> Any:
 
 
 def title_over(title: str, values: Sequence[Any]) -> str | Axis:
-    """The title of a column; over bars it stands where their limit is."""
+    """The title of a column; over bars it is placed where their limit is."""
     bar = next((value for value in values if isinstance(value, Bar)), None)
     return Axis(label=title, at=bar.limit or bar.scale, scale=bar.scale) if bar else title

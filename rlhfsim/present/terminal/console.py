@@ -161,7 +161,7 @@ def _longest(data: TableData, i: int, *, whole: bool) -> int:
 
 
 def labelled(rows: Mapping[str, str]) -> Table:
-    """Label and text, one pair a row; labels of all such grids stand under each other."""
+    """Label and text, one pair a row; labels of all such grids are aligned."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="cyan", no_wrap=True, min_width=LABEL)
     grid.add_column()

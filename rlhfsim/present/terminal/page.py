@@ -64,13 +64,13 @@ def parts(page: Page, width: int = WIDTH, detail: Collection[str] = ()) -> Itera
 
 
 def section_blocks(section: PageSection, width: int) -> Iterator[Part]:
-    """What stands below the heading of a section."""
+    """The parts below the heading of a section."""
     parts = blocks(section.blocks, width)
     return map(indented, parts) if section.inset else parts
 
 
 def blocks(items: Sequence[Block], width: int = WIDTH) -> Iterator[Part]:
-    """Blocks one below the other, with blank lines between those that stand apart."""
+    """Blocks one below the other, with blank lines between those that are set apart."""
     above = False
     for block in items:
         drawn = list(_block(block, width, figures=all(isinstance(b, Figure) for b in items)))

@@ -13,7 +13,7 @@ linear in the *mean* context on the right. One batch needs, on one replica,
 so R replicas produce at most R / W batches a second. The best (alpha, beta) is the supporting line at c* of
 the lower convex hull of min_n tau(n, c) / n. In n the table is linear between its rows, so tau / n is
 monotone there and rows and the largest n suffice; in c it is linear between columns, and over an
-interval the most that the cache holds at its start stands for all of it (a minimum of lines is
+interval the most that the cache holds at its start is taken for all of it (a minimum of lines is
 concave, hence above its chord).
 
 Rate under admission. With N sequences in the pool the token rate is at most R f(N / R), f the least concave
@@ -33,7 +33,7 @@ from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.simulation.asynchronous.engine import ReplicaEngine
 
 CONTEXTS = 64
-"""Intervals of context beside the columns of the table."""
+"""Intervals of context in addition to the columns of the table."""
 
 
 @frozen

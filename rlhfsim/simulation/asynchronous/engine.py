@@ -90,7 +90,7 @@ class ReplicaEngine:
     prompt: float
     """Mean prompt, tokens."""
     own: float
-    """KV tokens of a sequence beside its response: its part of the prompt and half a block."""
+    """KV tokens of a sequence other than its response: its part of the prompt and half a block."""
     prefill: float
     """Seconds to prefill the prompt of one group."""
     again: Reprefill

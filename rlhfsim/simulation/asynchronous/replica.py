@@ -86,7 +86,7 @@ class RolloutReplica:
         self.closed = False
         """Starts nothing new until it has drained."""
         self.attended = 0.0
-        """Sum over the tokens generated of the context that each stood at."""
+        """Sum over the tokens generated of the context at which each was generated."""
         self.tokens = self.prefilled = self.reprefilled = self.busy = 0.0
         self.preempted = 0
 

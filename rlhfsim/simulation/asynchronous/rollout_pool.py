@@ -161,7 +161,7 @@ class RolloutPool:
 
     @property
     def paused(self) -> bool:
-        """Whether the replicas stand still."""
+        """Whether the replicas are stopped."""
         return self.held or self._blocked_since is not None
 
     def next_time(self) -> float:

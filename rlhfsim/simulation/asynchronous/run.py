@@ -14,7 +14,7 @@ Fully asynchronous (any other eta, or partial rollouts). Replicas never drain of
   all wait, then interrupted sequences prefill again;
 - lent: before they carry on, the trainer's GPUs wake an engine too if the wait for the next batch, judged by
   the rate so far, is long enough; it sleeps once the batch is there, and what runs on it goes on elsewhere;
-- overlapped: weights move beside everything else, one transfer at a time, then each replica takes
+- overlapped: weights move while all else goes on, one transfer at a time, then each replica takes
   them at once (partial rollouts) or as it has drained.
 One batch is in training at a time: calls of the next wait even where other pools score.
 
@@ -167,7 +167,7 @@ def _simulated(run: LearnerRun, usual: Program, seed: int | None, rejected_token
 def _iteration(run: LearnerRun, usual: Program) -> Iteration:
     """The mean step as a chain: the wait for samples, the trainer's calls, the weights.
 
-    Generation goes on beside training, off the chain; on it is the part that the trainer waits for.
+    Generation goes on during training, off the chain; on it is the part that the trainer waits for.
     """
     measured = slice(run.warmup, run.warmup + len(run.seconds))
     mean = run.mean

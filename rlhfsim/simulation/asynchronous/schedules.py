@@ -163,7 +163,7 @@ class OneStepOff:
 
 
 class Async:
-    """Replicas that take requests all the time, beside the trainer."""
+    """Replicas that take requests all the time, while the trainer works."""
 
     def __init__(
         self, run: LearnerRun, pool: RolloutPool, switches: tuple[float, float] | None = None
@@ -195,7 +195,7 @@ class Async:
         """Seconds of replicas and finished groups when the first one was."""
 
     def train(self) -> Running:
-        """All steps; the replicas run beside."""
+        """All steps; the replicas run at the same time."""
         run, pool, k = self.run, self.pool, 0
         self.env.process(self._replicas())
         while not run.over:

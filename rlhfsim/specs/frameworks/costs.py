@@ -1,4 +1,4 @@
-"""What the software of a framework costs, beside what the hardware under it does.
+"""What the software of a framework costs, in addition to what the hardware under it does.
 
 Software costs are coefficients of the profile by name, unit and interval: `common.yaml` holds them pooled
 over frameworks, with the doubt of not knowing which one runs. A framework's folder may hold a file

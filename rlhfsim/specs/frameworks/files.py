@@ -1,5 +1,5 @@
-"""The files of a framework's folder: what it runs (`runs.yaml`), what stands around its logits
-(`heads.yaml`), what its software costs (`costs.yaml`)."""
+"""The files of a framework's folder: what it runs (`runs.yaml`), what its logits take in memory and
+traffic (`heads.yaml`), what its software costs (`costs.yaml`)."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def read_shipped(file: Traversable) -> dict[str, Any]:
 
 @cache
 def heads_of(framework: str) -> Mapping[str, Head]:
-    """What may stand around the logits of a framework, by release, trainer and options."""
+    """What the logits of a framework may take in memory and traffic, by release, trainer and options."""
     return {name: Head(**head) for name, head in data_of(framework, "heads").items()}

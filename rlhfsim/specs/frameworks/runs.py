@@ -52,8 +52,8 @@ Name = TypeVar("Name", bound=str)
 OWN = "rlhfsim"
 """The framework that `rlhfsim launch` is."""
 COMMON: tuple[Algorithm, ...] = ("ppo", "grpo", "dr-grpo", "rloo", "reinforce++")
-"""Algorithms that generate and that a framework trains by unless its folder says otherwise; which trainers of
-given data it has stands there."""
+"""Algorithms that generate and that a framework trains by unless its folder says otherwise; the folder also
+says which trainers of given data it has."""
 PRICED_ENGINE = "vLLM"
 ANY = "any"
 """No framework: all that is priced competes."""
@@ -78,7 +78,7 @@ ASKED_FOR = frozenset(
 plans that come out by default."""
 _NAMED = data_of("", "features")
 FEATURES: Mapping[str, str] = _NAMED["features"]
-"""What a plan may ask of a framework beside its training backend and weight path -> how to do without."""
+"""What a plan may ask of a framework apart from its training backend and weight path -> how to do without."""
 KINDS: Mapping[str, str] = _NAMED["kinds"]
 """Kinds of model that a framework may be seen not to run -> how to do without."""
 
@@ -122,8 +122,8 @@ class Runs:
     only_with: Mapping[str, tuple[Backend, ...]] = field(default_factory=dict)
     """Feature -> the training backends with which it is run; what is missing is run with all."""
     heads: Mapping[Backend, Head] = field(default_factory=dict)
-    """Where the logits of a whole micro-batch stand at once; a backend that is missing works in our chunks
-    (Megatron: `UNFUSED`)."""
+    """Where the logits of a whole micro-batch are in memory at once; a backend that is missing works in our
+    chunks (Megatron: `UNFUSED`)."""
     padded_heads: Mapping[Backend, Head] = field(default_factory=dict)
     """The same where samples are padded, if that differs."""
     software: Mapping[Backend, Software] = field(default_factory=dict)
@@ -136,12 +136,12 @@ class Runs:
     pads: bool = False
     """The samples of a micro-batch are padded to its longest, never packed."""
     always_swaps: bool = False
-    """A reference beside the actor has no other residency than swapped."""
+    """A reference on the actor's GPUs has no other residency than swapped."""
     hosts_reference: tuple[Backend, ...] = ()
     """Backends under which a reference has its weights on the host, whatever the configuration."""
     reuses: Mapping[Algorithm, bool] = field(default_factory=dict)
     """Algorithms under which the only update of a batch gives the old log-probs itself, whatever is asked ->
-    whether beside a reference too."""
+    whether with a reference too."""
     scores_rules: Literal["late", "ahead", "ahead without a reward model"] = "late"
     """Whether rules score responses as they arrive, while others are decoded."""
     filters_on_arrival: bool = False
@@ -302,7 +302,7 @@ class Runs:
     def lacks_rollout(
         self, layout: RolloutLayout, *, one_node: bool, backend: Backend | None = None
     ) -> Lacks | None:
-        """What of a rollout layout is not run beside a training backend; None: beside none of them.
+        """What of a rollout layout is not run with a training backend; None: with none of its backends.
 
         `one_node`: every replica lies inside a node.
         """

@@ -67,7 +67,7 @@ FROZEN_BASE = Same(aspect="cut", roles=("actor", "reference"), in_a_pool=True)
 
 @frozen
 class Says:
-    """What can be said beside the features that are run; the defaults: everything."""
+    """What can be said in addition to the features that are run; the defaults: everything."""
 
     moves_with: Literal["rollout", "any"] | None = None
     """Whose presence on a role's GPUs decides between `sharing` and `alone`; None: nobody's. For a rollout
@@ -78,11 +78,11 @@ class Says:
     leaves_under: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages under which a role that only scores can leave for the host."""
     rollout_with: Literal["any", "actor", "all"] = "any"
-    """Who shares GPUs with the rollout: anybody, only the actor and others beside it, or all or nobody."""
+    """Who shares GPUs with the rollout: anybody, only the actor and others with it, or all or nobody."""
     groups: tuple[frozenset[str], ...] | None = None
     """Sets of roles that may share GPUs without the rollout and without the others; None: any."""
     own_gpus: Collection[str] | None = None
-    """Roles that may have GPUs of their own, each alone, beside those of actor and rollout; None: any."""
+    """Roles that may have GPUs of their own, each alone, other than those of actor and rollout; None: any."""
     own_gpus_apart: Collection[str] = ()
     """Those that must where the rollout has."""
     all_apart: Literal["always", "asynchronous"] = "always"

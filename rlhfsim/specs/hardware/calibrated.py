@@ -1,7 +1,7 @@
 """What runs say of a profile: its origin, the region where it was seen to hold, biases of frameworks.
 
 The key `calibration` of a profile (docs/calibration.md). A run is a point in the logarithms of what decides
-its time, one set of points a phase; a prediction between the points stands on measurements, one far from
+its time, one set of points a phase; a prediction between the points rests on measurements, one far from
 their hull on the cost model alone.
 
 The key `biases`: how much longer a framework's calls take than the cost model says.
@@ -9,7 +9,7 @@ The key `biases`: how much longer a framework's calls take than the cost model s
     seconds of a call = priced seconds x factor of (framework, phase, engine mode) x exp(e)
     e = rho_max sum_i rho_i log_i / sum_i rho_i        rho_i = exp(-(d_i / reach_i)^2 / 2)
 
-A factor was measured on runs (`rlhfsim calibrate`). It stands beside the coefficients, which say what
+A factor was measured on runs (`rlhfsim calibrate`). It is separate from the coefficients, which say what
 hardware and software cost by themselves. The most specific entry holds: phase and mode, else phase, else
 framework. e is what runs near the plan took beyond the factor (`log_i`, at a distance of d_i e-folds): their
 mean with weights that fall with the distance (Nadaraya 1964, Theory Probab. Appl. 9, 141), faded by that of
@@ -189,7 +189,7 @@ class FrameworkBiases:
 def bias_of(
     known: FrameworkBiases | None, phase: str, mode: str, *, own_mode: bool = False
 ) -> PhaseBias | None:
-    """The entry of a phase in an engine mode; None where nothing is known of the framework.
+    """The entry of a phase in an engine mode; None where nothing is known about the framework.
 
     `own_mode`: runs of other modes say nothing of this one, whose costs were fitted on runs of its own.
     """

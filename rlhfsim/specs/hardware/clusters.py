@@ -30,7 +30,7 @@ from rlhfsim.specs.quantities import Bandwidth, BytesPerSecond, Positive, Text, 
 @checked
 @frozen
 class NodeGroupText:
-    """One pool as it stands in a file; its size is `gpus`, or `nodes` times GPUs per node."""
+    """One pool as it is written in a file; its size is `gpus`, or `nodes` times GPUs per node."""
 
     gpu: Text
     gpus: Count | None = None
@@ -51,7 +51,7 @@ class NodeGroupText:
 @checked
 @frozen
 class ClusterText:
-    """A cluster as it stands in a file."""
+    """A cluster as it is written in a file."""
 
     node_groups: Annotated[tuple[NodeGroupText, ...], Field(min_length=1, max_length=100)]
     oversubscription: Annotated[float, Field(ge=1, le=MAX_OVERSUBSCRIPTION)] = 1.0
@@ -63,7 +63,7 @@ def cluster_from(
     path: tuple[int | str, ...] = (),
     load: Callable[[str], Profile] = load_profile,
 ) -> Cluster:
-    """The cluster in `data`, which stands at `path` of a larger document (default: all of it).
+    """The cluster in `data`, which is at `path` of a larger document (default: all of it).
 
     `load`: reads profiles; whoever reads many clusters passes one that remembers them.
     """

@@ -1,4 +1,4 @@
-"""The `curves` of a profile as they stand in its file: form, shapes and ranges of every table."""
+"""The `curves` of a profile as they are written in its file: form, shapes and ranges of every table."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _bad(message: str, help: str) -> RlhfsimError:
 
 
 def _as_given(value: Any, check: Callable[[Any], Any]) -> Any:
-    """The section itself, which is hashed and written as it stands, once it is checked."""
+    """The section itself, which is hashed and written as it is, once it is checked."""
     check(value)
     return value
 
@@ -130,4 +130,4 @@ if TYPE_CHECKING:
     CurvesText = Mapping[str, Any]
 else:
     CurvesText = Annotated[Curves, WrapValidator(_as_given)]
-"""The section as it stands in a file."""
+"""The section as it is written in a file."""

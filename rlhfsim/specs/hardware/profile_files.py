@@ -2,7 +2,7 @@
 
 Search order: `hardware_profiles/` of the working directory, then `$RLHFSIM_PROFILES`, then the
 shipped folder; last, `NAME.yaml` in the working directory itself and files that call themselves so (`name:`).
-Names and aliases stand in the first lines of each file, so finding one reads no file whole.
+Names and aliases are in the first lines of each file, so finding one reads no file whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRICES = "prices"
 MEASURED = "local"
 """Name under which `rlhfsim profile measure` writes."""
 HEAD_BYTES = 4096
-"""Name, title, vendor and aliases stand in this much of a profile."""
+"""Name, title, vendor and aliases are within the first so many bytes of a profile."""
 _NAME = re.compile(r"^name:[ \t]*(\S+)", re.MULTILINE)
 _ALIASES = re.compile(r"^aliases:\s*\[(.*?)\]", re.MULTILINE | re.DOTALL)
 

@@ -58,7 +58,7 @@ def load_profile(name: str | Path) -> Profile:
 
 
 def profile_from_text(text: str, name: str = "profile.yaml") -> Profile:
-    """A profile from YAML text; `name` stands for the file in errors."""
+    """A profile from YAML text; `name` is what errors call the file."""
     return _profile(_parse(text, name), ())
 
 

@@ -136,7 +136,7 @@ class Attention(Hashed):
 
             MHA, GQA: g (d_k + d_v)        MLA: d_c + d_rope
 
-        The indexer's keys of sparse attention are beside it (`index_bytes`).
+        The indexer's keys of sparse attention come in addition (`index_bytes`).
         """
         if self.kv_lora_rank is not None:
             return self.kv_lora_rank + (self.qk_rope_head_dim or 0)

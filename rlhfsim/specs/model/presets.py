@@ -56,7 +56,7 @@ def resolve_model(name: str) -> ModelSpec:
 
 
 def preset_name(name: str) -> str | None:
-    """The preset that a name, alias or Hugging Face id stands for; None when there is none."""
+    """The preset that a name, alias or Hugging Face id means; None when there is none."""
     known, short = _data()["presets"], aliases()
     for spelling in _spellings(name):
         key = short.get(spelling, spelling)

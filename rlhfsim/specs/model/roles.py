@@ -29,7 +29,7 @@ class Models:
 
     @property
     def actor(self) -> ModelSpec:
-        """The policy; what becomes of it where it is a reward model."""
+        """The policy; where it is trained into a reward model, that model."""
         return self.roles["actor"]
 
     def of(self, role: str) -> ModelSpec:

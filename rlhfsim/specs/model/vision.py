@@ -43,7 +43,7 @@ class Vision(Hashed):
     image_size: int | None = None
     """Pixels on a side to which every image, or every tile of one, is resized."""
     max_tiles: int | None = None
-    """Tiles into which an image is cut at most, a thumbnail beside them (InternVL: 12); absent: whole."""
+    """Tiles into which an image is cut at most, a thumbnail in addition (InternVL: 12); absent: whole."""
 
     def __post_init__(self) -> None:
         """Check the numbers."""

@@ -1,5 +1,5 @@
-"""What each training backend can run and how many bytes it keeps; what a framework runs of it stands with
-the framework (`rlhfsim.specs.frameworks.runs`)."""
+"""What each training backend can run and how many bytes it keeps; what a framework runs of it is listed
+with the framework (`rlhfsim.specs.frameworks.runs`)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def training_work(model: ModelSpec, speculation: Speculation | None) -> float:
 
 
 def own_params(model: ModelSpec, speculation: Speculation) -> float:
-    """Elements of a head beside its layer: what joins hidden states (2 h^2, EAGLE-3 3 h^2), and its LM head.
+    """Elements of a head without its layer: what joins hidden states (2 h^2, EAGLE-3 3 h^2), and its LM head.
 
     Embedding tables, and the LM head of MTP, are those of the policy.
     """

@@ -1,6 +1,6 @@
 """Numbers that an engine works with and the planner prices: the one table that planner and executor read.
 
-What a layout or the settings of a run fix (micro-batch, running sequences) stands there; here are the
+What a layout or the settings of a run fix (micro-batch, running sequences) is stored there; here are the
 engines' own sizes and the defaults of what may be set.
 """
 
@@ -54,7 +54,7 @@ LOGIT_CHUNK_ROWS = 16
 
 CHECKPOINT_COPIES = 0.5
 """Share of the free host memory that copies of states may take at most while a checkpoint is written
-beside the steps (executor/engines/background.py)."""
+during the steps (executor/engines/background.py)."""
 
 DEEPSPEED = DeepSpeedNumbers()
 VLLM = VllmNumbers()

@@ -1,4 +1,4 @@
-"""How a framework goes from hidden states to a loss: the bytes of a logit, and how many stand at once."""
+"""How a framework goes from hidden states to a loss: the bytes of a logit, and how many exist at once."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Head:
     whole: bool = False
     """Tensor parallelism leaves the head and its logits whole."""
     matrix_bytes: Annotated[float, Field(ge=0)] = 0.0
-    """Per entry of the output matrix, what its own gradient sums take beside the backend's in the backward
-    pass; none where the matrix is frozen."""
+    """Per entry of the output matrix, what its own gradient sums take in addition to the backend's in the
+    backward pass; none where the matrix is frozen."""
     state_bytes: Annotated[float, Field(ge=0)] = 0.0
     """The same per element of the hidden states before it."""
     computed_again: bool = False

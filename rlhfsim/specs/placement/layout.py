@@ -172,7 +172,7 @@ class EngineLayout(Hashed):
 
     @property
     def islands(self) -> bool:
-        """Whether part of the layers keeps BF16 beside narrower weights."""
+        """Whether part of the layers keeps BF16 next to narrower weights."""
         return self.attention_precision != self.precision or self.bf16_layers > 0
 
     def bf16_share(self, num_layers: int) -> float:

@@ -51,7 +51,7 @@ class Software(Hashed):
     balanced: bool = False
     """Experts receive equal loads (benchmarks force it)."""
     recomputed: tuple[str, ...] = ()
-    """Modules repeated in the backward besides `Layout.recompute`: keys of `layer_time.MODULES`."""
+    """Modules repeated in the backward in addition to `Layout.recompute`: keys of `layer_time.MODULES`."""
     fused_experts: bool = False
     """Grouped MLP with activation and quantisation in its kernels (Transformer Engine op fuser)."""
     fp8_attention: bool = False
@@ -61,9 +61,9 @@ class Software(Hashed):
     bf16_matrices: tuple[str, ...] = ()
     """Matrices of all layers that stay in BF16, by their names in `kernels.layers`, as `qkv` and `out`."""
     user_buffers: bool = False
-    """Tensor-parallel collectives run in chunks beside their GEMMs (Transformer Engine)."""
+    """Tensor-parallel collectives run in chunks at the same time as their GEMMs (Transformer Engine)."""
     head: Head | None = None
-    """Where the logits of all tokens stand at once; the framework's when absent."""
+    """Where the logits of all tokens are held at once; the framework's when absent."""
     weight_bytes: Bytes | None = None
     """Bytes of an element of a trained shard under FSDP; None: 4, weight and master in one."""
     plain_bytes: Bytes | None = None
@@ -74,13 +74,13 @@ class Software(Hashed):
     gradient_bytes: Bytes | None = None
     """Bytes per stored gradient element; the backend's when absent."""
     frees_gradients: bool | None = None
-    """Gradient buffers stand during training calls alone; None: as in the framework."""
+    """Gradient buffers exist during training calls alone; None: as in the framework."""
     moment_bytes: Bytes | None = None
     """Bytes of both Adam moments of an element; the optimizer's when absent."""
     base_bytes: Bytes = 2.0
     """Bytes of an element of the frozen base under adapters."""
     adapters: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Sets of adapters that stand side by side; all have gradients, one has an optimizer."""
+    """Sets of adapters that are held side by side; all have gradients, one has an optimizer."""
     fp32_combine: bool = False
     """Router weights multiply what comes back from experts in FP32."""
     overlaps_reduction: bool = True

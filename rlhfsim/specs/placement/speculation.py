@@ -13,7 +13,7 @@ from rlhfsim.specs.loading import checked
 Acceptance = Annotated[float, Field(ge=0, le=1)]
 """Probability that a drafted token is accepted where all before it were (a)."""
 TRAINS = ("mtp", "eagle")
-"""Methods whose draft a framework trains beside the policy."""
+"""Methods whose draft a framework trains along with the policy."""
 
 
 @checked

@@ -1,7 +1,7 @@
 """Weight paths: every way from the trained weights to the rollout, in one table that planner and executor
 read.
 
-What a path costs stands in `rlhfsim.weight_sync`, how its bytes travel in `executor.weight_transfer`.
+What a path costs is in `rlhfsim.weight_sync`, how its bytes travel in `executor.weight_transfer`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def paths_between(
 
 
 def topology(actor: Iterable[tuple[int, int]], rollout: Iterable[tuple[int, int]]) -> Topology:
-    """How a rollout lies beside the policy's training; both as (node, GPU) of every rank."""
+    """Where a rollout is relative to the policy's training; both as (node, GPU) of every rank."""
     trains, generates = set(actor), set(rollout)
     if generates <= trains:
         return "same GPU"

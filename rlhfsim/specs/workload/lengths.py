@@ -25,7 +25,7 @@ SIGMA = 0.8
 SPREADS = (0.05, 2.0)
 """Standard deviations of the log of a length that a log may tell."""
 GRID = 4096
-"""Quantiles that stand for a distribution in closed forms."""
+"""Quantiles that represent a distribution in closed forms."""
 
 
 @checked

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @frozen
 class Role:
-    """A model in a step: which calls it has, and what is known of it without a plan."""
+    """A model in a step: which calls it has, and what is known about it without a plan."""
 
     name: str
     model: Callable[[Workload], str | None]

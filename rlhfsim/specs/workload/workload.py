@@ -1,4 +1,5 @@
-"""What one RLHF step must compute: algorithm, batch, lengths, rewards, and the models beside the policy."""
+"""What one RLHF step must compute: algorithm, batch, lengths, rewards, and the models other than the
+policy."""
 
 from __future__ import annotations
 

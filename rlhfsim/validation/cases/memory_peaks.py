@@ -107,7 +107,7 @@ def _total(parts: Iterable[tuple[str, float, str]], which: str, others: Iterable
 
 
 def before_first_step(row: Row) -> bool:
-    """verl's rows of what is allocated when all roles stand and nothing has run."""
+    """verl's rows of what is allocated when all roles are built and nothing has run."""
     after_start = row.framework.startswith("verl FSDP (2024-11)")
     return after_start or (row.framework.startswith("verl Megatron") and row.text("pp") == "2")
 

@@ -20,7 +20,7 @@ class Trainer:
     base_bytes: float = 2.0
     """Bytes of an element of the frozen base under adapters."""
     adapters: int = 1
-    """Sets of adapters that stand side by side; all have gradients, one has an optimizer."""
+    """Sets of adapters that are held side by side; all have gradients, one has an optimizer."""
     fp32_combine: bool = False
     """Router weights multiply what comes back from experts in FP32."""
     inflight: int = 5

@@ -203,7 +203,7 @@ def _train_offload(row: Row) -> Offload:
 
 
 def _residency(row: Row) -> tuple[Residency, bool]:
-    """What becomes of a trained role between its calls: weights away, optimizer away.
+    """What happens to a trained role between its calls: weights away, optimizer away.
 
     NeMo-RL, slime and ms-swift's offload options move the whole policy to the host before the
     engine wakes (NeMo-RL `offload_after_refit`; slime `--colocate`); verl does what its flags say.

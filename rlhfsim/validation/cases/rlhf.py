@@ -39,7 +39,7 @@ from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, missing
 
 COMPLETE = ("gpus", "gpu_type", "gen_tp", "train_backend")
-"""Cells that every predicted row has, besides batch, lengths and layout (see `reason_incomplete`)."""
+"""Cells that every predicted row has, in addition to batch, lengths and layout (see `reason_incomplete`)."""
 MAX_SEQUENCES = 10_000_000
 
 
@@ -267,13 +267,13 @@ def reference_on_host(framework: str | None, backend: Backend, *, lora: bool) ->
 
 
 def sleep_level(framework: str | None) -> SleepLevel:
-    """The deepest level at which a framework's engine sleeps beside its trainer; 2 where no table says it."""
+    """The deepest sleep level of a framework's engine on its trainer's GPUs; 2 where no table says it."""
     runs = runs_of(framework)
     return max(runs.says.sharing.sleep) if runs else 2
 
 
 def _weight_path(row: Row, apart: bool) -> WeightPath:
-    """How weights reach the rollout where no cell says it; verl's keeps adapters beside its weights."""
+    """How weights reach the rollout where no cell says it; verl's keeps adapters next to its weights."""
     if framework_of(row) == "verl" and row.integer("lora_rank"):
         return "lora"
     return "broadcast" if apart else "ipc"

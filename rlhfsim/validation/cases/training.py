@@ -253,7 +253,8 @@ def _recompute(text: str | None) -> Recompute:
 
 
 def recomputed(text: str | None, framework: str = "") -> tuple[str, ...]:
-    """Modules that selective recomputation repeats besides the attention core; by operator in torchtitan."""
+    """Modules that selective recomputation repeats in addition to the attention core; by operator in
+    torchtitan."""
     if framework.startswith("torchtitan") and (text or "").startswith("selective"):
         return (OPERATORS,)
     known = ("mla_up_proj", "mlp", "moe_act", "moe", "layernorm")

@@ -41,7 +41,7 @@ TRANSFER_SCOPES = (
 )
 """Beginnings of the scopes that time the transfer or the refit."""
 _DEGREE = re.compile(r"(?<![a-wyz_])(tp|pp|cp|ep|etp|dp)\s*=?\s*(\d+)", re.IGNORECASE)
-"""A degree; an `x` may stand before it, as in TP4xPP8."""
+"""A degree; an `x` may come before it, as in TP4xPP8."""
 _SHARDED = re.compile(r"fsdp|zero-?3|veomni", re.IGNORECASE)
 _NODE_GPUS = 8
 MASTER_BYTES = 4.0

@@ -1,5 +1,5 @@
 """A configuration as the doctor is given it, a plan of what it says under any change of its keys, and what
-stands out in it: rules of its framework, and what its ledger is full of."""
+is notable in it: rules of its framework, and what its ledger is full of."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlhfsim.what_if.doctor import certainty
 from rlhfsim.what_if.estimate import planned, priced_placement, step_of
 
 ROOM, TOO_MUCH = 0.9, 2.0
-"""Share of a GPU that is filled without risk, and what stands for an engine without any KV cache."""
+"""Share of a GPU that is filled without risk, and the value for an engine without any KV cache."""
 RESPONSE_SHARE, PROMPT_SHARE = 0.4, 0.15
 """Mean tokens over the limit, where nobody says them: of responses 0.37 (0.13 to 0.74) over 21 published logs
 of verl and RLinf, of prompts 0.14 (0.08 to 0.2) over 17 of verl (lab/scoreboard/data/rlhf*.csv). None of the
@@ -60,7 +60,7 @@ def check_model(settings: FrameworkSettings, name: str) -> None:
 
 @frozen
 class Case:
-    """One configuration and what is said besides it."""
+    """One configuration and what is said in addition to it."""
 
     configuration: Configuration
     settings: FrameworkSettings

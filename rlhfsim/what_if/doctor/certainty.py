@@ -1,9 +1,9 @@
 """How likely a user's configuration runs out of memory, and how near to 0 or 1 that may be said.
 
 Peaks of users' runs lie further from the ledger than its components know: fragments of an allocator that
-cannot grow its segments beside a sleeping engine, what that engine keeps, copies of logits that a release
-had, turns that add up (docs/validation_memory.md). `USERS_SPREAD` is how far; an extreme risk is said as far
-as public cases were right.
+cannot grow its segments on the same GPU as a sleeping engine, what that engine keeps, copies of logits that a
+release had, turns that add up (docs/validation_memory.md). `USERS_SPREAD` is how far; an extreme risk is said
+as far as public cases were right.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from rlhfsim.specs.workload.roles import TRAINED
 from rlhfsim.what_if.dotted_paths import keys, put
 
 Edit = Mapping[str, Any]
-"""Dotted paths into `RunSpecs`, and values or functions of what stands there."""
+"""Dotted paths into `RunSpecs`, and values or functions of the value there."""
 Roles = Mapping[str, RolePlacement]
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 """Shares of a GPU's memory for the rollout engine."""
@@ -29,7 +29,7 @@ def edited(specs: RunSpecs, edit: Edit) -> RunSpecs:
     """The specs with an edit.
 
     Raises:
-        RlhfsimError: a value that cannot stand there.
+        RlhfsimError: a value that is not possible there.
     """
     for path, value in edit.items():
         specs = put(specs, keys(path), value)

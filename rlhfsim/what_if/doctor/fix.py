@@ -87,7 +87,7 @@ def _check_its_own(change: KeyChange, text: str, path: Path) -> None:
 
 
 def _judged_again(answer: Diagnosis, old: str, new: str, path: Path) -> Judged:
-    """The new text in place of the old one, with what was said besides it."""
+    """The new text in place of the old one, with what was said in addition to it."""
     case = answer.case
     before, after = (settings_of(case.configuration, of_changed(text, path), {}) for text in (old, new))
     besides = {key: value for key, value in case.settings.values.items() if before.values.get(key) != value}

@@ -4,7 +4,7 @@
     total      = min over paths p_0 .. p_K of  sum_k cost[p_k, k] + R x changes of plan       (shortest path)
     bound      = sum_k min_p cost[p, k]        no plan and no change of plans is faster
 
-R is what a change of plan costs: checkpoint, restart, warm-up. The path counts `WORTH` of the bound besides,
+R is what a change of plan costs: checkpoint, restart, warm-up. The path counts `WORTH` of the bound as well,
 so that a run stops only for what is worth it; it is never slower than the best single plan. What competes:
 the proven best of every stretch, and whatever its search met that a single plan could need: one that beats
 `total` has in every stretch  cost[p, k] < total - bound + min cost[., k]; others are not priced.

@@ -1,4 +1,4 @@
-"""A portfolio of jobs as it stands in its file, and the figures of owning with their sources."""
+"""A portfolio of jobs as it is written in its file, and the figures of owning with their sources."""
 
 from __future__ import annotations
 

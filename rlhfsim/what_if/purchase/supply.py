@@ -137,7 +137,7 @@ def peak_watts(profile: Profile) -> float:
 
 
 Key = tuple[str | int, ...]
-"""What a variable stands for: the supply, the kind of GPU or option, the quarter."""
+"""What a variable means: the supply, the kind of GPU or option, the quarter."""
 Row = tuple[dict[Key, float], float, float]
 """Coefficients, and the least and the most of their sum; a variable that there is not counts as 0."""
 

@@ -76,7 +76,7 @@ def two_sided(value: float, low: float, high: float, z: Floats) -> Floats:
 
 @frozen
 class StepLaw:
-    """What is known of the mean step of a plan."""
+    """What is known about the mean step of a plan."""
 
     seconds: float
     """As predicted."""

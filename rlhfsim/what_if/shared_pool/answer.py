@@ -1,4 +1,4 @@
-"""The jobs of a pool as they stand in their files, priced on every size, and the answer."""
+"""The jobs of a pool as they are written in their files, priced on every size, and the answer."""
 
 from __future__ import annotations
 
