@@ -249,7 +249,7 @@ def role_memory(
     """What a role of a workload holds under any layout; `beside_actor`: a reference in the actor's pool;
     `engine`: of the rollout.
 
-    Beside adapters it holds nothing: the actor's base gives its log-probs.
+    Where adapters are trained it holds nothing: the actor's base gives its log-probs.
     """
     software = software or default_software(backend)
     if sums_fp32(workload, backend):

@@ -1,7 +1,7 @@
 """Weight sync: every way to bring trained weights into the rollout engine, priced side by side.
 
 Equations S1 to S7 of docs/weight_sync.md. A path is a chain of stages (gather, wire, load); bucketed
-paths overlap them, so the slowest decides. Besides bytes every stage pays for names: a mixture of
+paths overlap them, so the slowest decides. In addition to bytes every stage pays for names: a mixture of
 experts has tens of thousands of tensors, each a Python call and a kernel launch or two.
 
 Not known here: traffic of other jobs on the network, servers of a shared file system, and the pause

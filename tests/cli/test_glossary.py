@@ -195,11 +195,12 @@ def test_a_docstring_names_its_subject_first() -> None:
 
 
 DIALECT = re.compile(
-    r"\b(stands?(?!-in|-alone| in for)|stood|besides?|(is|are) known of|bec[ao]mes? of|door)\b", re.IGNORECASE
+    r"\b(stands?(?!-in|-alone| (in )?for| still| out)|stood(?! in)|besides?|(is|are) known of|bec[ao]mes? of|door)\b",
+    re.IGNORECASE,
 )
 """Words of this house, for which readers of English expect others."""
-CODE = re.compile(r"```.*?```|`[^`]*`|\{[^{}]*\}", re.DOTALL)
-"""What names things in a text: code of a page, names, and values of an f-string."""
+CODE = re.compile(r"```.*?```|`[^`]*`|\{[^{}]*\}|\]\([^)]*\)", re.DOTALL)
+"""What names things in a text: code and links of a page, names, and values of an f-string."""
 
 
 def prose(path: Path) -> Iterator[str]:

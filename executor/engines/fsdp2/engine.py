@@ -12,7 +12,7 @@ What a trained role shards are FP32 weights, masters at once; layers compute in 
 Source: PyTorch `fully_shard`; the settings are those of verl and torchtitan.
 
 A checkpoint has shards of weights and optimizer in torch's distributed format, whose metadata is written last
-and under a name of its own: a folder with metadata is whole. Beside it lies a rank's file
+and under a name of its own: a folder with metadata is whole. Next to it lies a rank's file
 (engines/checkpoints.py) with step counter and random streams.
 """
 

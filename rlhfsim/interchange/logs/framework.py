@@ -71,7 +71,7 @@ class Timer:
     apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other metric -> phases that it times instead where it is logged."""
     derived: bool = False
-    """Stands in no log: `as_today` makes it of others."""
+    """No log has it: `as_today` makes it of others."""
 
     def of(self, names: Sequence[str]) -> tuple[str, ...]:
         """Phases that it covers in a log with these metrics."""

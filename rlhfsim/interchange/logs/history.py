@@ -20,7 +20,7 @@ FORMS = (".csv", ".json")
 BOUNDS = ("__MIN", "__MAX")
 """Ends of columns that a panel adds to each of its own."""
 RUN = " - "
-"""Stands between the name of a run and that of a metric."""
+"""Separates the name of a run from that of a metric."""
 
 
 def read_history(text: str, path: Path) -> Log:

@@ -97,7 +97,7 @@ class Says:
     sequences: int | None = None
     """Sequences at a time of a rollout replica that no key changes."""
     sequences_of_batch: bool = False
-    """Beside the actor they are the samples of a batch on the ranks of a replica."""
+    """On the actor's GPUs they are the samples of a batch on the ranks of a replica."""
     prefill: Mapping[bool, int] = field(default_factory=dict)
     """Tokens of a prefill of an engine that no key changes, where it shares the GPUs that train or not."""
     packs: bool = False

@@ -1,6 +1,6 @@
 """A point of a what-if against its base: what was changed, what is chosen otherwise, what comes out.
 
-Only what tells plans apart stands here; `rlhfsim diff` shows every field of two plans.
+Only what tells plans apart is listed here; `rlhfsim diff` shows every field of two plans.
 """
 
 from __future__ import annotations

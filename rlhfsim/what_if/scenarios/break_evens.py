@@ -24,7 +24,7 @@ FIGURES: dict[Of, tuple[str, units.Dimension]] = {
     "cost_per_step": ("plan.prediction.usd_per_step", "usd"),
     "cost_of_run": ("run_usd", "usd"),
 }
-"""What is compared -> where it stands in a point, and its unit."""
+"""What is compared -> its path in a point, and its unit."""
 VERB = {"s": "takes", "usd": "costs"}
 STATES: tuple[State, ...] = ("less", "same", "more", "nothing")
 LONGER = ("less time than", "as long as", "longer than", "no time to compare with (neither fits)")

@@ -65,7 +65,7 @@ def difference(tried: Tried) -> float | None:
 
 
 def state(tried: Tried) -> State:
-    """How a stands against b."""
+    """How a compares with b."""
     g = difference(tried)
     if g is None:
         return "nothing"

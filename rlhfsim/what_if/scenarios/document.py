@@ -1,4 +1,4 @@
-"""A what-if scenario as it stands in its file: `scenarios/NAME.yaml` (docs/whatif.md)."""
+"""A what-if scenario as its file has it: `scenarios/NAME.yaml` (docs/whatif.md)."""
 
 from __future__ import annotations
 

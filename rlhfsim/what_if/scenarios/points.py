@@ -71,7 +71,7 @@ class Located(Source):
         return self.source.place((BASE, *inside))
 
     def with_patch(self, where: Keys, value: Any, place: Place, base: Base) -> Located:
-        """One value replaced; where the document is silent, beside the defaults of `base`."""
+        """One value replaced; where the document is silent, among the defaults of `base`."""
         data = put(_spelled_out(self.data[BASE], where, base), where, value, place)
         return Located(self.source, data, (*self.patches, (where, place)))
 
@@ -261,7 +261,7 @@ def worded(path: str, value: Any) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
 
 
-# --- what stands at a path --------------------------------------------------------------------------
+# --- the value at a path ----------------------------------------------------------------------------
 
 
 def standing(case: PointQuestion, path: str) -> Any:

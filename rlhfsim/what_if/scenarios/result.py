@@ -201,7 +201,7 @@ class WhatIfProvenance:
     """Path or name."""
     scenario_hash: str
     text: str
-    """The scenario as it stands in its file."""
+    """The scenario as its file has it."""
     command: str
     """How it was asked; empty from Python."""
     started: str
@@ -298,7 +298,7 @@ COLUMNS = {
     **{name: name for name in ("steps", "goodput", "run_s", "run_low_s", "run_high_s", "run_usd")},
     **{name: name for name in ("gap", "on_front", "other_work", "shortage", "notes", "input_hash")},
 }
-"""Column -> where it stands in a point."""
+"""Column -> its path in a point."""
 
 
 def row(point: PointResult, paths: tuple[str, ...]) -> dict[str, Any]:
