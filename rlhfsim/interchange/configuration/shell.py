@@ -206,7 +206,7 @@ def _split(statement: str, name: str, line: int) -> list[str]:
             "malformed-script",
             f"cannot split the line into words: {str(error).lower()}",
             place=Place(file=name, line=line),
-            help="give the arguments alone, one command without substitutions",
+            help="give the arguments alone, one command without substitutions; a log is read by import-run",
         ) from error
 
 
