@@ -42,11 +42,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need a GPU are skipped where there is none; long ones run where -m asks for them."""
+    """Tests that need a GPU are skipped where there is none; long ones run where -m asks for them.
+
+    Files with slow tests come first: where several processes share them, none is left with one at the end.
+    """
     if "long" not in config.option.markexpr:
         later = [item for item in items if item.get_closest_marker("long") is not None]
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
     if Path("/proc/driver/nvidia/gpus").is_dir():
         return
     for item in items:

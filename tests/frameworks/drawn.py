@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.interchange.export import exporter
 from rlhfsim.interchange.refusal import lacks_of
 from rlhfsim.plan import Plan, RoleGpus
-from rlhfsim.specs.frameworks.runs import framework
+from rlhfsim.specs.frameworks.runs import Runs, framework
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import (
@@ -24,9 +24,10 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.placement.speculation import Speculation
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.sampling import DynamicSampling
-from rlhfsim.specs.workload.workload import ONLINE, Environment, Lora, Reward, Workload
+from rlhfsim.specs.workload.workload import ONLINE, Algorithm, Environment, Lora, Reward, Workload
 from tests.frameworks.test_accepted import RULES, plan, workload
 
 MODELS = ("qwen2.5-7b", "qwen2.5-7b", "qwen3-30b-a3b")
@@ -40,17 +41,26 @@ def estimated() -> Plan:
 
 T = TypeVar("T")
 TRIES = 40
+Kind = Literal["generates", "distils", "given"]
+"""What trains: on responses of the policy, towards a teacher's log-probs of them, on given data."""
 
 
-def drawn_plans(name: str, count: int, seed: int = 0, *, distils: bool = False) -> Iterator[Plan]:
-    """`count` plans that the framework runs and its export writes: of distillation, or of all else."""
+def drawn_plans(name: str, count: int, seed: int = 0, *, kind: Kind = "generates") -> Iterator[Plan]:
+    """`count` plans that the framework runs and its export writes."""
     rng, found = random.Random(f"{name} {seed}"), 0
     while found < count:
         with suppress(RlhfsimError):  # not a batch or a sharing of GPUs of this framework
-            drawn = draw(name, rng, distils=distils)
+            drawn = draw(name, rng, kind)
             exporter(name).write(drawn)
             found += 1
             yield drawn
+
+
+def algorithms_of(name: str, kind: Kind) -> tuple[Algorithm, ...]:
+    """Algorithms of a kind that a framework trains by."""
+    kinds = {"distils": {"distillation"}, "generates": ONLINE - {"distillation"}}
+    trained = framework(name).algorithms or sorted(ONLINE)
+    return tuple(a for a in trained if (a in kinds[kind] if kind in kinds else a not in ONLINE))
 
 
 def _accepted(make: Callable[[], T], lacks: Callable[[T], object]) -> T:
@@ -67,23 +77,22 @@ def _accepted(make: Callable[[], T], lacks: Callable[[T], object]) -> T:
     raise RlhfsimError("not-drawn", "none of many draws can be run", help="draw again")
 
 
-def draw(name: str, rng: random.Random, *, distils: bool = False) -> Plan:
+def draw(name: str, rng: random.Random, kind: Kind) -> Plan:
     """A plan for a training backend of the framework."""
-    runs, pick = framework(name), rng.choice
-    kinds = ONLINE - {"distillation"}
-    algorithms = tuple(algorithm for algorithm in runs.algorithms or sorted(kinds) if algorithm in kinds)
-    if distils:
-        algorithms, runs = ("distillation",), runs.of(Workload(algorithm="distillation"))
+    pick = rng.choice
+    algorithm = pick(algorithms_of(name, kind))
+    runs = framework(name).by(algorithm)
     backend: Backend = pick(list(runs.trainers))
-    work = _accepted(lambda: _workload(rng, algorithms), lambda work: runs.lacks_workload(work, backend))
+    workload = _given_data if kind == "given" else _workload
+    work = _accepted(lambda: workload(rng, algorithm), lambda work: runs.lacks_workload(work, backend))
     layout = _accepted(
         lambda: _layout(rng, backend, packing=work.packing),
         lambda layout: runs.lacks_layout(backend, layout, work, "actor"),
     )
-    apart = pick((0, 0, 8, 16))
+    apart = pick((0, 0, 8, 16)) if work.generates else 0
     schedule = _accepted(lambda: _schedule(rng, apart), runs.lacks_schedule)
     rollout = _accepted(
-        lambda: _rollout(rng, work, apart or layout.gpus),
+        lambda: _rollout(rng, runs, work, apart or layout.gpus),
         lambda rollout: runs.lacks_rollout(rollout, one_node=True, backend=backend),
     )
     return _accepted(
@@ -130,13 +139,19 @@ def _placed(
         else None,
         reference=scoring if work.has_reference else None,
         reward=replace(scoring, residency="resident") if work.has_reward_model else None,
-        weight_path=pick(("broadcast", "p2p", "disk")) if apart else pick(("ipc", "disk")),
+        weight_path=pick(_weight_paths(work, apart)),
         backend=backend,
         schedule=schedule,
     )
     hardware = replace(estimated().hardware[0], gpus=layout.gpus + apart)
     mapped = tuple(_ranks(name, placement.pool(role.pool)) for name, role in placement.roles.items())
     return replace(estimated(), hardware=(hardware,), workload=work, placement=placement, gpu_map=mapped)
+
+
+def _weight_paths(work: Workload, apart: int) -> tuple[WeightPath, ...]:
+    if not work.generates:
+        return ("none",)
+    return ("broadcast", "p2p", "disk") if apart else ("ipc", "disk")
 
 
 def _teacher(rng: random.Random, backend: Backend, actor: Layout, *, packing: bool) -> Layout:
@@ -164,10 +179,29 @@ def _ranks(role: str, pool: ResourcePool) -> RoleGpus:
     )
 
 
-def _workload(rng: random.Random, algorithms: tuple[str, ...]) -> Workload:
+def _given_data(rng: random.Random, algorithm: Algorithm) -> Workload:
+    """Pairs, labels or responses: one update a step."""
+    pick = rng.choice
+    changes: dict[str, Any] = {
+        "packing": pick((True, False)),
+        "gradients": pick(("backend", "bf16", "fp32")),
+        "lora": pick((None, None, Lora(rank=pick((8, 32)), base=pick(("bf16", "nf4"))))),
+        "optimizer": pick(("adam", "adam", "adam8bit")),
+        "train_precision": pick(("bf16", "bf16", "fp8")),
+    }
+    return Workload(
+        algorithm=algorithm,
+        model=pick(MODELS),
+        prompts=pick((64, 96, 128, 512)),
+        prompt_len=Fixed(value=pick((256, 1024))),
+        response_len=Fixed(value=pick((1024, 3072))),
+        **{field: value for field, value in changes.items() if rng.random() < 0.5},
+    )
+
+
+def _workload(rng: random.Random, algorithm: Algorithm) -> Workload:
     pick = rng.choice
     prompts, samples = pick((64, 96, 128, 512)), pick((4, 8, 16))
-    algorithm = pick(algorithms)
     changes: dict[str, Any] = {
         "model": pick(MODELS),
         "prompts": prompts,
@@ -230,7 +264,7 @@ def _layout(rng: random.Random, backend: Backend, *, packing: bool) -> Layout:
     return Layout(**given)
 
 
-def _rollout(rng: random.Random, work: Workload, gpus: int) -> RolloutLayout:
+def _rollout(rng: random.Random, runs: Runs, work: Workload, gpus: int) -> RolloutLayout:
     pick = rng.choice
     tp, pp, groups = pick((1, 2, 4)), pick((1, 1, 2)), pick((1, 1, 2))
     fits = [
@@ -242,11 +276,14 @@ def _rollout(rng: random.Random, work: Workload, gpus: int) -> RolloutLayout:
     drafts = pick(
         (None, None, Speculation(method=pick(("ngram", "mtp")), draft_tokens=pick((2, 4)), acceptance=0.6))
     )
+    ep = pick((1, tp * groups)) if work.model != "qwen2.5-7b" else 1
     return RolloutLayout(
         tp=tp,
         pp=pp,
         attention_dp=groups,
-        ep=pick((1, tp * groups)) if work.model != "qwen2.5-7b" else 1,
+        ep=ep,
+        dispatcher=pick((None, *runs.rollout_dispatchers)) if ep > 1 else None,
+        engine=pick((None, *runs.other_engines)),
         dp=gpus // (tp * pp * groups),
         max_num_seqs=pick((128, 256, 256, 1024)),
         max_batched_tokens=pick((8192, 8192, 16384)),

@@ -16,6 +16,7 @@ import pytest
 
 from rlhfsim.api import estimate, estimate_file
 from rlhfsim.interchange.export import Exported, argument, export, override
+from rlhfsim.interchange.given_data import LAUNCHER
 from rlhfsim.interchange.verl.export import hydra
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
@@ -219,7 +220,11 @@ def arguments(found: Exported, number: int, folder: Path) -> list[str]:
         asked = [filled(override(setting)).replace('"', "") for setting in settings]
         return [re.sub(r"\$\{\w+\}", str(MODEL["path"]), text) for text in asked]
     if found.framework == "openrlhf":
-        return [word for setting in settings for word in filled(argument(setting)).split(" ")]
+        [command] = re.findall(r"-m openrlhf\.cli\.(\w+)", found.files["launch.sh"])
+        handed = [
+            s for section in found.written.sections for s in section.settings if section.title != LAUNCHER
+        ]
+        return [command, *(word for setting in handed for word in filled(argument(setting)).split(" "))]
     if found.framework == "areal":
         config = folder / f"{number}.yaml"
         config.write_text(found.files["config.yaml"])

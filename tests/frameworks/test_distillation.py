@@ -102,7 +102,7 @@ def test_a_designed_plan_of_distillation_reads_back_as_it_was(
 
 
 def test_drawn_plans_of_distillation_read_back_as_they_were_but_for_what_is_named(tmp_path: Path) -> None:
-    for i, drawn in enumerate(drawn_plans("nemo-rl", 40, distils=True)):
+    for i, drawn in enumerate(drawn_plans("nemo-rl", 40, kind="distils")):
         (tmp_path / str(i)).mkdir()
         check(drawn, "nemo-rl", tmp_path / str(i))
 

@@ -97,3 +97,23 @@ def test_options_of_uv_before_an_entry_point_of_the_examples_are_no_keys() -> No
     configuration.run(settings)
     assert configuration.name == "skyrl"
     assert {u.key for u in unread("skyrl", None, settings) if u.kind == "no such key"} == {"trainer.fo"}
+
+
+@pytest.mark.parametrize(
+    ("more", "remedies"),
+    [
+        ("trainer.strategy=megatron", []),
+        ("trainer.strategy=fsdp", ["trainer.strategy=megatron"]),
+        (
+            "trainer.strategy=megatron generator.inference_engine.fp8_weight_sync_mode=blockwise",
+            ["trainer.mtp.enabled=false"],
+        ),
+    ],
+)
+def test_a_draft_that_cannot_be_sent_is_refused(more: str, remedies: list[str]) -> None:
+    """`_validate_draft_weight_sync_cfg` of skyrl/train/utils/utils.py; a drawn plan was refused by it."""
+    keys = "trainer.policy.model.path=Qwen/Qwen2.5-7B trainer.placement.policy_num_gpus_per_node=8"
+    start = "python -m skyrl.train.entrypoints.main_base"
+    configuration, settings = read_configuration(f"{start} {keys} trainer.mtp.enabled=true {more}", {})
+    found = configuration.findings(settings, configuration.run(settings))
+    assert [finding.remedy for finding in found if "MTP" in finding.what] == remedies

@@ -194,6 +194,7 @@ def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
     megatron = f"{MODELS[role]}.{ENGINES['megatron']}"
     sums = f"{megatron}.distributed_data_parallel_config.grad_reduce_in_fp32"
     train, held, policy = of_call(_call(role)), of_held(_call(role), role), role == "actor"
+    experts = (("", "!loop=rm"), ("++", "loop=rm")) if policy else (("", ""),)  # rm.yaml has neither
     return given_that(
         "backend=megatron",
         Key(f"{role}.tp", f"{megatron}.tensor_model_parallel_size", 1, whole(1), why=train),
@@ -201,7 +202,7 @@ def _megatron(role: str) -> tuple[Key | FixedKey, ...]:
         Key(f"{role}.cp", f"{megatron}.context_parallel_size", 1, whole(1)),
         *(
             Key(f"{role}.{field}", f"{sign}{megatron}.expert_{kind}_parallel_size", 1, codec, when=when)
-            for sign, when in (("", "!loop=rm"), ("++", "loop=rm"))  # rm.yaml has neither
+            for sign, when in experts
             for field, kind, codec in (("ep", "model", whole(1)), ("etp", "tensor", count()))
         ),
         Key(f"{role}.sequence_parallel", f"{megatron}.sequence_parallel", codec=flag(both=True)),

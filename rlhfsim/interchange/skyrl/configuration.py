@@ -14,7 +14,7 @@ from rlhfsim.interchange.configuration.described import RunDescription
 from rlhfsim.interchange.configuration.findings import group_of_one, refused, uneven_batch, uneven_updates
 from rlhfsim.interchange.configuration.settings import FrameworkSettings
 from rlhfsim.interchange.skyrl import given_keys
-from rlhfsim.interchange.skyrl.keys import MARKS, TABLE
+from rlhfsim.interchange.skyrl.keys import MARKS, MTP, TABLE
 
 
 def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
@@ -37,6 +37,8 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             size,
             remedy=f"{micro_batch}={math.gcd(each, micro)}",
         )
+    if s.flag(MTP):
+        yield from _drafts(run)
     if run.rollout.engine == "sglang":
         engine = TABLE.key("rollout.engine")
         yield refused(
@@ -50,6 +52,25 @@ def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
             f"engines of {engines} GPUs altogether share {run.gpus} GPUs with training: SkyRL refuses it",
             TABLE.key("rollout.dp"),
             remedy=f"{TABLE.key('rollout.dp')}={run.gpus * run.rollout.dp // engines}",
+        )
+
+
+def _drafts(run: RunDescription) -> Iterator[Finding]:
+    """What `_validate_draft_weight_sync_cfg` refuses of a rollout that drafts by the policy's MTP layer."""
+    if run.backend != "megatron":
+        backend = TABLE.key("backend")
+        yield refused(
+            "the policy's MTP layer drafts, which FSDP does not train: SkyRL refuses it",
+            backend,
+            MTP,
+            remedy=f"{backend}=megatron",
+        )
+    if run.rollout.precision == "fp8":
+        yield refused(
+            "the policy's MTP layer drafts, which cannot be sent in FP8: SkyRL refuses it",
+            TABLE.key("rollout.precision"),
+            MTP,
+            remedy=f"{MTP}=false",
         )
 
 

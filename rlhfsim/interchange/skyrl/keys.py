@@ -37,6 +37,7 @@ PLACE, ALGORITHM = "trainer.placement", "trainer.algorithm"
 ENGINE, POLICY = "generator.inference_engine", "trainer.policy"
 MEGATRON = f"{POLICY}.megatron_config"
 MODEL, RECOMPUTES = f"{POLICY}.model.path", "trainer.gradient_checkpointing"
+MTP = "trainer.mtp.enabled"
 MARKS = (f"{PLACE}.", f"{POLICY}.", f"{ENGINE}.", "environment.env_class")
 """Beginnings of keys that no other framework has."""
 ROLES = {"actor": "policy", "reference": "ref", "critic": "critic"}
@@ -205,11 +206,13 @@ def _turns(s: FrameworkSettings, read: Fields) -> dict[str, Any]:
 
 
 def _sent(plan: Plan) -> str:
-    """What carries weights to the rollout: FP8 ones NCCL alone."""
-    rollout = plan.placement.rollout
-    if rollout is not None and rollout.layout.precision == "fp8":
+    """What carries weights to the rollout: FP8 ones NCCL alone, those of a draft NCCL or files of changes."""
+    rollout, path = plan.placement.rollout, plan.placement.weight_path
+    if rollout is not None and (
+        rollout.layout.precision == "fp8" or (rollout.layout.speculation and path == "p2p")
+    ):
         return "nccl"
-    return {"p2p": "sharded_rdt", "delta-disk": "delta"}.get(plan.placement.weight_path, "nccl")
+    return {"p2p": "sharded_rdt", "delta-disk": "delta"}.get(path, "nccl")
 
 
 def _answer(plan: Plan) -> int:
@@ -294,6 +297,7 @@ TABLE = Table(
         {
             "ESTIMATORS": ESTIMATORS,
             "MODEL": MODEL,
+            "MTP": MTP,
             "RECOMPUTES": RECOMPUTES,
             "beside": _beside,
             "critic_engine": engine("critic", "trainer.critic"),

@@ -70,6 +70,8 @@ def rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]:
         "FP8 KV cache": layout.kv_precision == "fp8",
         "MXFP4 rollout": layout.precision == "mxfp4",
         "NVFP4 rollout": layout.precision == "nvfp4",
+        "speculative decoding of an FP8 rollout": layout.precision == "fp8"
+        and layout.speculation is not None,
         "BF16 layers in an FP8 rollout": layout.precision == "fp8" and layout.islands,
     }
     yield from (name for name, wanted in asked.items() if wanted)

@@ -21,18 +21,34 @@ def derived(config: Any) -> dict[str, Any]:
         if (section := getattr(config, name)) is not None:
             said |= {f"{role}.{key}": value for key, value in _role(config, section, role).items()}
     said |= _leaving(config, said)
-    rollout = ModelAllocation.from_str(config.rollout.backend, name="rollout").parallel
+    allocated = ModelAllocation.from_str(config.rollout.backend, name="rollout")
+    rollout = allocated.parallel
     shared = config.rollout.scheduling_strategy.type == "colocation"
     return said | {
         "train.gpus": said["actor.gpus"],
         "rollout.gpus": rollout.world_size,
         **{f"rollout.layout.{name}": getattr(rollout, f"{name}_size") for name in ("tp", "pp", "dp")},
+        **(_sglang if allocated.backend == "sglang" else _vllm)(config, shared=shared),
+        "workload.prompts": config.train_dataset.batch_size,
+        "workload.samples": config.gconfig.n_samples,
+    }
+
+
+def _vllm(config: Any, *, shared: bool) -> dict[str, Any]:
+    return {
         "rollout.layout.max_num_seqs": config.vllm.max_num_seqs,
         "rollout.layout.memory_utilization": config.vllm.gpu_memory_utilization,
         "rollout.layout.cuda_graphs": not config.vllm.enforce_eager,
         "rollout.sleeps": shared and config.vllm.enable_sleep_mode,
-        "workload.prompts": config.train_dataset.batch_size,
-        "workload.samples": config.gconfig.n_samples,
+    }
+
+
+def _sglang(config: Any, *, shared: bool) -> dict[str, Any]:
+    return {
+        "rollout.layout.max_num_seqs": config.sglang.max_running_requests,
+        "rollout.layout.memory_utilization": config.sglang.mem_fraction_static,
+        "rollout.layout.cuda_graphs": not config.sglang.disable_cuda_graph,
+        "rollout.sleeps": shared and config.sglang.enable_memory_saver,
     }
 
 
