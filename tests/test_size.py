@@ -21,7 +21,7 @@ SPACE = {
 }
 BUDGET = {
     "rlhfsim": 13260,
-    "rlhfsim/calibration": 34130,
+    "rlhfsim/calibration": 34720,
     "rlhfsim/cli": 32090,
     "rlhfsim/desk": 14180,
     "rlhfsim/interchange": 97600,

@@ -8,29 +8,38 @@ a candidate k, the data shrink the doubt about k, when all of S is fitted with i
 S begins with the biases of the framework (`biases`). The candidate with the largest g joins S until no
 ratio is below `NARROWER`. A coefficient that moves the same phases as one of S gains nothing more: only their
 combination can be seen.
+
+These effects are those at the priors. A coefficient that the fit puts far from its own may have an
+`OtherCause` that was not chosen. The likelier of the two is fitted, that with the smaller F (`interval`), and
+its interval reaches to its prior where F differs by less than `AS_LIKELY`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from rlhfsim.calibration.interval import carried_squares
+from rlhfsim.calibration.interval import carried_squares, objective
 from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Floats, Posterior, PriceModel, fit
 from rlhfsim.calibration.priors import Prior
 from rlhfsim.frozen import frozen
 from rlhfsim.kernels.cost import Z90
 
-ROUNDS = 5
-"""Most times that coefficients are dropped and the rest fitted again."""
 NARROWER = 0.8
 """A posterior wider than this share of its prior says nothing new."""
 WIDER = 1.0
 """Share of the prior's width beyond which what is not known of others hides a coefficient: its fitted value
 would then be farther from the truth than the prior's, in the mean square."""
+AS_LIKELY = 2 * math.log(0.9 / 0.1)
+"""Difference of -2 ln posterior within which the less likely of two explanations lies inside P10 to P90."""
 NO_EFFECT = 0.01
 """Change of ln seconds, for one prior standard deviation, below which a phase does not depend on it."""
+
+
+HIDDEN = "what is not known of others that move the same phases hides it"
 
 
 @frozen
@@ -101,8 +110,7 @@ def _reason(scaled: Floats, known: Sequence[Prior], k: int, chosen: Sequence[int
         )
     norms = np.linalg.norm(scaled, axis=0)
     like = {c: abs(scaled[:, k] @ scaled[:, c]) / (norms[k] * norms[c]) for c in chosen}
-    twin = known[max(like, key=lambda c: like[c])].name
-    return Unidentified(name=name, reason=f"moves the same phases as {twin}", collinear_with=twin)
+    return _twin(name, known[max(like, key=lambda c: like[c])].name)
 
 
 def blurred(model: PriceModel, posterior: Posterior) -> Prior | None:
@@ -117,6 +125,41 @@ def blurred(model: PriceModel, posterior: Posterior) -> Prior | None:
     return None if worst is None or ratios[worst] <= WIDER else posterior.priors[worst]
 
 
+@frozen
+class OtherCause:
+    """Another explanation of times that a coefficient is fitted to far from its prior."""
+
+    item: Prior
+    """The coefficient that is fitted."""
+    other: Prior
+    """One that explains them in its place."""
+    gain: float
+    """By how much -2 ln posterior is smaller with the other."""
+
+
+def other_causes(model: PriceModel, posterior: Posterior, left: Sequence[Unidentified]) -> list[OtherCause]:
+    """Explanations of what lies outside its P10 to P90 that are about as likely, the likeliest first.
+
+    Which of two coefficients moves the same phases more is decided at their priors. Far from there a latency
+    of which less is known may be the likelier cause.
+    """
+    here = objective(posterior, posterior.residuals)
+    twins = {u.name: u.collinear_with for u in left}
+    found = []
+    for item, theta in zip(posterior.priors, posterior.theta, strict=True):
+        if not item.is_bias and abs(theta - item.mean) > Z90 * item.deviation(theta):
+            for other in (p for p in posterior.others if twins.get(p.name) == item.name):
+                instead = fit(model, _exchanged(posterior.priors, item, other))
+                gain = here - objective(replace(instead, sigma=posterior.sigma), instead.residuals)
+                found.append(OtherCause(item=item, other=other, gain=gain))
+    likely = (cause for cause in found if cause.gain > -AS_LIKELY)
+    return sorted(likely, key=lambda cause: -cause.gain)
+
+
+def _exchanged(chosen: Sequence[Prior], item: Prior, other: Prior) -> list[Prior]:
+    return [other if p is item else p for p in chosen]
+
+
 def settled(posterior: Posterior) -> list[Prior]:
     """Fitted coefficients whose posterior, with the noise as it turned out, is narrower than the prior."""
     narrow = np.sqrt(np.diag(posterior.own)) <= NARROWER * posterior.deviations + 1e-12
@@ -126,22 +169,36 @@ def settled(posterior: Posterior) -> list[Prior]:
 def fitted(model: PriceModel, known: Sequence[Prior]) -> tuple[Posterior, list[Unidentified]]:
     """The posterior of what can be identified, and what cannot.
 
-    What turns out wider than it should, with the noise as estimated, is dropped and the rest fitted again.
+    What has a likelier cause gives way to it, once. What turns out wider than it should, with the noise as
+    estimated, is dropped and the rest fitted again.
     """
     chosen, left = identify(model, known)
     start: Posterior | None = None
-    for _ in range(ROUNDS):
+    gave_way: list[OtherCause] = []
+    while True:
         others = [p for p in known if p.name in {u.name for u in left}]
         posterior = fit(model, chosen, others, start)
+        causes = other_causes(model, posterior, left)
+        gone = {cause.item.name for cause in gave_way}
+        likelier = next((x for x in causes if x.gain > 0 and x.other.name not in gone), None)
+        if likelier is not None:
+            item, other = likelier.item, likelier.other
+            gave_way.append(likelier)
+            chosen, start = _exchanged(chosen, item, other), None
+            twins = {item.name, *(u.name for u in left if u.collinear_with == item.name)} - {other.name}
+            left = [u for u in left if u.name not in (*twins, other.name)]
+            left += [_twin(name, other.name) for name in sorted(twins)]
+            continue
         kept, reason = settled(posterior), "the runs scatter too much to tell"
         if len(kept) == len(chosen):
-            worst, reason = (
-                blurred(model, posterior),
-                "what is not known of others that move the same phases hides it",
-            )
-            kept = [p for p in chosen if p is not worst]
+            worst = blurred(model, posterior)
+            kept, reason = [p for p in chosen if p is not worst], HIDDEN
         if len(kept) == len(chosen):
-            break
+            as_likely = {cause.other.name for cause in gave_way if cause.gain < AS_LIKELY}
+            return replace(posterior, doubted=as_likely | {cause.item.name for cause in causes}), left
         left += [Unidentified(name=p.name, reason=reason) for p in chosen if p not in kept]
         chosen, start = kept, posterior.of(kept)
-    return posterior, left
+
+
+def _twin(name: str, fitted: str) -> Unidentified:
+    return Unidentified(name=name, reason=f"moves the same phases as {fitted}", collinear_with=fitted)

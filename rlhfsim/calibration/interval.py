@@ -40,7 +40,8 @@ def stretched(model: PriceModel, fit: Posterior, quantile: float) -> tuple[Float
     )
     carried = carried_squares(model, fit, quantile)
     below, above = (np.sqrt(np.square(side) + doubt) for side, doubt in zip(sides, carried, strict=True))
-    return below, above
+    away = [t - p.mean if p.name in fit.doubted else 0.0 for t, p in zip(fit.theta, fit.priors, strict=True)]
+    return np.maximum(below, np.array(away) / quantile), np.maximum(above, -np.array(away) / quantile)
 
 
 def carried_squares(model: PriceModel, fit: Posterior, quantile: float) -> tuple[Floats, Floats]:

@@ -22,7 +22,7 @@ Not known here: correlation of phases within one run beyond what coefficients ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import field, replace
 
 import numpy as np
@@ -208,6 +208,8 @@ class Posterior(Linear):
     """Change of theta for one of each ln measured, coefficients by data."""
     carried: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     """Doubt of theta that one standard deviation of each of `others` leaves, to first order."""
+    doubted: Set[str] = frozenset()
+    """Coefficients that may be as their priors say: another explains the same times about as well."""
     tau_known: bool = True
     """False: too few data to estimate tau; it is the prior `UNKNOWN_MISMATCH`."""
 

@@ -84,6 +84,26 @@ def test_what_cannot_be_told_is_named_with_its_reason(found: Calibration) -> Non
     assert all(u.reason for u in found.unidentified)
 
 
+@pytest.mark.parametrize(("start_s", "sure"), [(1.05, True), (0.35, False)])
+def test_of_two_latencies_that_are_added_the_likelier_is_told(
+    plans: tuple[Plan, ...], profile: Profile, start_s: float, sure: bool
+) -> None:
+    """Tensors take 0.1 s of a sync (0.03 to 0.3), its start 0.05 s (0.02 to 0.5): it may be a second, they hardly."""
+    fitted = calibrate(runs_of(plans[:3], profile, {START: start_s}), profile, errors=False)
+    [found] = [c for c in fitted.coefficients if c.name in (START, TENSORS)]
+    assert found.name == START
+    assert found.after.low <= start_s <= found.after.high
+    assert (found.after.low > 1.001 * found.before.value) == sure, (
+        "tensors may have taken a third of a second"
+    )
+    twins = {u.name: u.collinear_with for u in fitted.unidentified}
+    assert twins[TENSORS] == twins["sync_rpc_latency"] == START
+
+
+START = "sync_start_latency"
+TENSORS = "sync_unshard_latency"
+
+
 def test_every_fitted_interval_is_narrower_than_before_or_it_is_not_fitted(found: Calibration) -> None:
     for c in found.coefficients:
         believed = prior(c.name, c.before)

@@ -1,4 +1,5 @@
-"""Every plan that `design` chooses, and every runner-up, passes the dry run on the cluster it was made for."""
+"""Every plan that `design` chooses, and every runner-up, passes the dry run on the cluster it was made for, or is
+exported for the framework that the answer names."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from drawn_questions import SEARCH_S, question
 from executor import dry_run
 from executor.settings import Settings
 from rlhfsim.api import cluster_of, design
+from rlhfsim.cli.export import vendors_of
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.interchange.export import export
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import SWITCHES, Request, switched
 from rlhfsim.specs.frameworks.runs import OWN, framework
@@ -80,12 +83,28 @@ def refused(every: Sequence[tuple[int, Plan]]) -> list[str]:
             return f"question {seed}, {plan.architecture} {layouts}: {error.code}: {error.message}"
         return None
 
-    first = [(seed, plan, outcome(seed, plan, judge.note)) for seed, plan in every]
+    ours = [(seed, plan) for seed, plan in every if plan.framework in (None, OWN)]
+    lines += [f"question {seed}: {why}" for seed, plan in every if (why := unexported(plan)) is not None]
+    first = [(seed, plan, outcome(seed, plan, judge.note)) for seed, plan in ours]
     judge.ask()
     for seed, plan, error in first:
         error = error or outcome(seed, plan, judge.answer)
         lines += [error] if error else []
     return lines
+
+
+def unexported(plan: Plan) -> str | None:
+    """Why a plan of another framework is no export of it that the dry run names; None: it is, or it is ours."""
+    name = plan.framework
+    if name in (None, OWN):
+        return None
+    try:
+        export(plan, name, vendors_of(plan))
+        dry_run.check(plan, Settings(), cluster_of(plan), lambda *_: None)
+    except RlhfsimError as error:
+        named = f"rlhfsim export --to {name}" in (error.help or "")
+        return None if named else f"{error.code}: {error.message}; {error.help}"
+    return f"our executor takes a plan of {name}"
 
 
 def test_plans_of_drawn_questions_launch() -> None:
