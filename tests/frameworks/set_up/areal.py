@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 ROLES = {"actor": "actor", "reference": "ref", "critic": "critic"}
+ENGINES = {
+    "vllm": ("max_num_seqs", "gpu_memory_utilization", "enforce_eager", "enable_sleep_mode"),
+    "sglang": ("max_running_requests", "mem_fraction_static", "disable_cuda_graph", "enable_memory_saver"),
+}
+"""Engine -> its fields of sequences at a time, share of memory, no CUDA graphs, sleep."""
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp")
 
 
@@ -24,31 +29,17 @@ def derived(config: Any) -> dict[str, Any]:
     allocated = ModelAllocation.from_str(config.rollout.backend, name="rollout")
     rollout = allocated.parallel
     shared = config.rollout.scheduling_strategy.type == "colocation"
+    engine, (sequences, share, eager, sleeps) = getattr(config, allocated.backend), ENGINES[allocated.backend]
     return said | {
         "train.gpus": said["actor.gpus"],
         "rollout.gpus": rollout.world_size,
         **{f"rollout.layout.{name}": getattr(rollout, f"{name}_size") for name in ("tp", "pp", "dp")},
-        **(_sglang if allocated.backend == "sglang" else _vllm)(config, shared=shared),
+        "rollout.layout.max_num_seqs": getattr(engine, sequences),
+        "rollout.layout.memory_utilization": getattr(engine, share),
+        "rollout.layout.cuda_graphs": not getattr(engine, eager),
+        "rollout.sleeps": shared and getattr(engine, sleeps),
         "workload.prompts": config.train_dataset.batch_size,
         "workload.samples": config.gconfig.n_samples,
-    }
-
-
-def _vllm(config: Any, *, shared: bool) -> dict[str, Any]:
-    return {
-        "rollout.layout.max_num_seqs": config.vllm.max_num_seqs,
-        "rollout.layout.memory_utilization": config.vllm.gpu_memory_utilization,
-        "rollout.layout.cuda_graphs": not config.vllm.enforce_eager,
-        "rollout.sleeps": shared and config.vllm.enable_sleep_mode,
-    }
-
-
-def _sglang(config: Any, *, shared: bool) -> dict[str, Any]:
-    return {
-        "rollout.layout.max_num_seqs": config.sglang.max_running_requests,
-        "rollout.layout.memory_utilization": config.sglang.mem_fraction_static,
-        "rollout.layout.cuda_graphs": not config.sglang.disable_cuda_graph,
-        "rollout.sleeps": shared and config.sglang.enable_memory_saver,
     }
 
 
